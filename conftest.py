@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: spinning threads are slow on shared cores
+os.environ.pop("COLUMNS", None)  # tables and lines are as wide as in CI, whatever the terminal's width
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A worker takes a file at a time: where a long one comes last, the others wait for it.
 FIRST = (

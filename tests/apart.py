@@ -7,7 +7,9 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +43,23 @@ def by_ranks(ranks: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     They are forks of a process that has computed nothing: where there is a GPU, autograd refuses to run in others.
     """
     multiprocessing.set_forkserver_preload(list(IMPORTED))
+    with short_names():
+        get_temp_dir()  # of the forkserver's socket: it is made once
     with tempfile.TemporaryDirectory() as folder:
         processes.start_processes(  # pyright: ignore[reportPrivateImportUsage]
             _rank, args=(ranks, folder, work, args), nprocs=ranks, start_method="forkserver"
         )
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(ranks)]
+
+
+@contextmanager
+def short_names() -> Iterator[None]:
+    """Temporary files in /tmp: the path of a socket has at most 107 characters, and TMPDIR may have more."""
+    before, tempfile.tempdir = tempfile.tempdir, "/tmp"
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def _rank(rank: int, ranks: int, folder: str, work: Callable[..., Any], args: tuple[Any, ...]) -> None:

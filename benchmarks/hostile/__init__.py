@@ -55,7 +55,8 @@ PROGRAMS = [program for path in sorted(FOLDER.glob("*.txt")) for program in read
 def world() -> Iterator[dict[str, str]]:
     """What there is to reach on the host: a canary, listeners of our own, a fake secret; yields the placeholders."""
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="canary"))
+        short = None if len(tempfile.gettempdir()) < 70 else "/tmp"  # a socket's path has at most 107 characters
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="canary", dir=short))
         Path(folder, ".ssh").mkdir()
         Path(folder, ".ssh", "id_rsa").write_text("canary")
         Path(folder, "expected.json").write_text("[42]")

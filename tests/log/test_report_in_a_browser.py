@@ -2,6 +2,7 @@
 
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ QUIET = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--virtual-time-budget=3000",
 ]  # fmt: skip
+ENVIRONMENT = {**os.environ, "TMPDIR": "/tmp"}  # it makes a socket there, whose path has at most 107 characters
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine: `make browser` installs it")
@@ -37,6 +39,7 @@ def test_the_report_renders_offline(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=patience(120),
+        env=ENVIRONMENT,
     )
     assert done.returncode == 0, done.stderr[-500:]
     assert "A journey" in done.stdout
@@ -73,7 +76,9 @@ def measured(page: Path, folder: Path, *, width: int = 1200) -> dict[str, Any]:
     copy = folder / "measured.html"
     copy.write_text(source.replace("</body>", MEASURE + "</body>"), encoding="utf-8")
     words = [str(BROWSER), *QUIET, f"--user-data-dir={folder / 'profile'}", f"--window-size={width},1600"]
-    done = subprocess.run([*words, "--dump-dom", copy.as_uri()], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [*words, "--dump-dom", copy.as_uri()], capture_output=True, text=True, check=True, env=ENVIRONMENT
+    )
     found = re.search(r'data-found="([^"]*)"', done.stdout)
     assert found, done.stdout[-500:]
     return json.loads(html.unescape(found.group(1)))

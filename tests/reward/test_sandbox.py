@@ -124,6 +124,21 @@ def add(a, b): return [s for s in range(1, 32) if s not in (13, 25) and signal.g
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_program_finds_all_files_whatever_the_trainer_hides_from_others():
+    shell, odd = (
+        Language(file="main.sh", run=["sh", "main.sh"]),
+        "import colorsys\nprint(colorsys.rgb_to_hsv(0, 0, 42)[2])",
+    )
+    before = os.umask(0o077)
+    try:
+        with Sandbox(slots=1) as sandbox:
+            found = [sandbox.run(Program(source="echo 42", stdin="", language=shell)).stdout]
+            found += [sandbox.run(Program(source=odd, stdin="")).stdout]
+    finally:
+        os.umask(before)
+    assert found == [b"42\n"] * 2
+
+
 def test_zombies_do_not_stay_charged_to_the_next_job():
     bomb = """
 import os
@@ -259,8 +274,9 @@ def test_a_slot_that_dies_is_replaced():
         for _ in range(3):
             assert sandbox.run(good).results == (Returned(1),)
             parent = slot_of(others)
+            ended = [parent, *below(parent)]  # the waiting job holds its connection too
             os.kill(parent, signal.SIGKILL)
-            assert eventually(lambda parent=parent: not running(parent))
+            assert eventually(lambda ended=ended: not any(map(running, ended)))
 
 
 def test_a_slot_that_dies_under_a_program_is_no_verdict():

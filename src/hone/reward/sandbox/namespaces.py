@@ -88,6 +88,7 @@ def map_user(uid: int, gid: int) -> None:
 
 def build_root(wanted: Mapping[str, Any]) -> bool:
     """A root of named folders, read-only, without set-user-id and devices; says whether /proc could be mounted."""
+    os.umask(0o022)  # the trainer's own may be 077, and programs are another user
     mount("none", "/", None, REC | PRIVATE)
     mount("root", "/tmp", "tmpfs", NOSUID | NODEV, "size=1m,nr_inodes=1024,mode=755")
     os.mkdir("/tmp/old")
@@ -162,7 +163,6 @@ def confine(wanted: Mapping[str, Any]) -> None:
     mount("tmp", "/tmp", "tmpfs", NOSUID | NODEV, f"size={wanted['disk']},nr_inodes=4096,mode=1777")
     _own_proc("subset=pid,hidepid=2")
     os.chdir("/tmp")
-    os.umask(0o022)
     limit(wanted["rlimits"])
     if wanted["uid"] is not None:
         become(wanted["uid"], wanted["uid"])
