@@ -41,8 +41,8 @@ SANDBOX = (
     ),
     fault(
         "a verdict that the program prints is believed", "contract", "reward", "reward/verify/code/tests.py",
-        old="    found = [isinstance(r, Returned) and met(case, r.value) for",
-        new='    found = [b"passed" in done.stdout or isinstance(r, Returned) and met(case, r.value) for',
+        old="    found = [isinstance(r, Returned) and is_met(case, r.value) for",
+        new='    found = [b"passed" in done.stdout or isinstance(r, Returned) and is_met(case, r.value) for',
         tests="reward/test_verify_code.py::test_spoofed_verdicts_score_zero",
     ),
     fault(

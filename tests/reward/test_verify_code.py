@@ -65,7 +65,7 @@ def test_tests_are_read_without_running_them():
     cases = read_tests(HUMAN_EVAL)
     assert isinstance(cases, Cases)
     assert [c.call for c in cases.cases][:2] == [Call("scale", [[1, 2, 3], 2]), Call("scale", [[]], {"k": 5})]
-    assert [c.meets([2, 4, 6]) for c in cases.cases] == [True, False, False]
+    assert [c.condition([2, 4, 6]) for c in cases.cases] == [True, False, False]
     assert isinstance(read_tests(MBPP), Cases)
     assert read_tests(STDIN) == Scripts([("1 2\n", "3\n"), ("5 5\n", "10")])
     looped = read_tests(LOOPED)
@@ -88,8 +88,8 @@ def test_tests_are_read_without_running_them():
 def test_each_form_of_assert_is_judged_as_python_would(text, right, wrong):
     tests = read_tests(Task(prompt="", extra={"test_list": [text]}))
     assert isinstance(tests, Cases)
-    assert all(tests.cases[0].meets(v) for v in right)
-    assert not any(tests.cases[0].meets(v) for v in wrong)
+    assert all(tests.cases[0].condition(v) for v in right)
+    assert not any(tests.cases[0].condition(v) for v in wrong)
 
 
 def test_a_right_program_scores_one_and_a_wrong_one_zero():
@@ -252,7 +252,7 @@ def test_programs_and_tests_that_take_the_last_slots_do_not_wait_for_each_other(
     with Late() as programs, Sandbox(slots=1) as checkers:
         # the second program has the only slot before the first one asks, whose tests would have theirs
         exams = [Checker(good, tests, 5.0) for _ in range(2)]
-        threads = [Thread(target=lambda e=e: found.append(e.hold(programs, checkers)), daemon=True) for e in exams]
+        threads = [Thread(target=lambda e=e: found.append(e.run(programs, checkers)), daemon=True) for e in exams]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -280,7 +280,7 @@ def test_a_sandbox_that_fails_under_a_program_is_no_verdict_on_it():
     programs, checkers = Sandbox(slots=1), Sandbox(slots=1)
     programs.close()
     with checkers, pytest.raises(SandboxError, match="closed"):
-        Checker("def add(a, b): return [a + b]", tests, 5.0).hold(programs, checkers)
+        Checker("def add(a, b): return [a + b]", tests, 5.0).run(programs, checkers)
 
 
 def test_an_unknown_mode_is_refused():

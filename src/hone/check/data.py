@@ -21,7 +21,7 @@ REMEDY_BUG = "rows were mixed up after they were read: this is a bug of Hone or 
 
 def pairing(probe: Probe) -> Finding:
     """Check that the shuffled source hands out each prompt with its own answer or completion."""
-    if feeds.is_streamed(probe.job.recipe.data, probe.how):
+    if feeds.is_streamed(probe.job.recipe.data, probe.reading):
         return skip_finding("the data is read from the disk as the run goes on: it is not compared row by row")
     if probe.job.algo.online:
         strange = [task for task in probe.tasks if not _is_its_row(task, probe.raw)]
@@ -70,8 +70,8 @@ def _written(row: Mapping[str, Any]) -> str:
 
 
 def _same(group: Group, row: Mapping[str, Any], probe: Probe) -> bool:
-    kind = row_kind(row, expected=probe.how.kinds)
-    again = converter(kind, turns=probe.how.turns, shares=probe.how.shares)(row, probe.job.tokenizer)
+    kind = row_kind(row, expected=probe.reading.kinds)
+    again = converter(kind, turns=probe.reading.turns, shares=probe.reading.shares)(row, probe.job.tokenizer)
     again = truncate_group(again, probe.job.policy.decoder.config.max_position_embeddings)  # what fits stays whole
     return list(map(_content, group)) == list(map(_content, again))
 
@@ -90,7 +90,7 @@ def copies(probe: Probe) -> Finding:
         return warn_finding(seen, "take them out of data")
     if disputed := _disputed(rows) if probe.job.algo.online else 0:
         return warn_finding(f"{disputed} prompts occur with different answers", "keep one answer a prompt")
-    first = "the first " if feeds.is_streamed(probe.job.recipe.data, probe.how) else ""
+    first = "the first " if feeds.is_streamed(probe.job.recipe.data, probe.reading) else ""
     seen = f"{repeated} of {first}{len(rows)} rows are copies of others"
     if repeated > MANY * len(rows) and len(rows) > 1:
         return warn_finding(seen, "remove the copies, or mean it: they count several times")
@@ -117,7 +117,7 @@ def _leaks(probe: Probe, rows: list[dict[str, Any]]) -> tuple[int, int]:
     if not probe.job.recipe.eval_data:
         return 0, 0
     known = set(map(_prompt, rows))
-    held_out = [_prompt(_plain(row)) for row in feeds.load_rows(probe.job.recipe.eval_data, probe.how)]
+    held_out = [_prompt(_plain(row)) for row in feeds.load_rows(probe.job.recipe.eval_data, probe.reading)]
     return sum(prompt in known for prompt in held_out), len(held_out)
 
 

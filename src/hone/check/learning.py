@@ -108,7 +108,7 @@ def gradients(learner: Learner, batch: Batch, algo: Algorithm, *, rows: int) -> 
 def gradient_of(probe: Probe) -> Gradient:
     """The gradient of the batch, computed once."""
     job = probe.job
-    return probe.once("gradient", lambda: gradients(job.learner, probe.batch, job.algo, rows=job.learner.micro_rows))
+    return probe.cached("gradient", lambda: gradients(job.learner, probe.batch, job.algo, rows=job.learner.micro_rows))
 
 
 def norm(tensors: Sequence[Tensor | None]) -> float:

@@ -1,4 +1,4 @@
-"""Weights moved for a moment and put back bit for bit."""
+"""Changes weights for a moment and restores them bit for bit."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,8 +9,8 @@ from torch import nn
 
 from hone.train.learner import Learner
 
-BLOCK = 2**17  # numbers of a tensor that are moved: of a large one the first rows, which costs next to nothing
-SCALE = 0.3  # of the noise, to the root mean square of what it is added to
+BLOCK = 2**17  # numbers of a tensor that are changed: the first rows of a large one, which costs next to nothing
+SCALE = 0.3  # root mean square of the noise, relative to that of the tensor
 
 
 @contextmanager
@@ -41,8 +41,8 @@ def put_back(parameters: Iterable[torch.Tensor], values: Iterable[torch.Tensor])
 
 
 @contextmanager
-def kept(learner: Learner, parameters: Sequence[nn.Parameter]) -> Iterator[list[torch.Tensor]]:
-    """Inside, the learner may step; after it, weights, moments and counters are as they were. Gives those weights."""
+def restore_after(learner: Learner, parameters: Sequence[nn.Parameter]) -> Iterator[list[torch.Tensor]]:
+    """Inside, the learner may step. After it, weights, moments and counters are restored. Yields the old weights."""
     before = [p.detach().clone() for p in parameters]
     moments = deepcopy(learner.optimizer.state_dict())
     counters = learner.updates, learner.version, dict(learner.control)

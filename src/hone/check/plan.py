@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hone.check.learning import trained
-from hone.check.perturb import kept, perturb_weights
+from hone.check.perturb import perturb_weights, restore_after
 from hone.check.probe import Probe
 from hone.check.report import Finding, fail_finding, pass_finding, skip_finding, warn_finding
 from hone.checkpoint.state import restore
@@ -173,7 +173,7 @@ def saved(probe: Probe) -> Finding:
             f"no room for a trial checkpoint of {_size(each)} in {folder}", "set TMPDIR to a larger disk"
         )
     job, parameters = probe.job, trained(probe)
-    with tempfile.TemporaryDirectory(prefix="hone-check-") as place, kept(job.learner, parameters):
+    with tempfile.TemporaryDirectory(prefix="hone-check-") as place, restore_after(job.learner, parameters):
         update(job.learner, probe.batch, job.algo)
         where = save(job, Path(place))
         files = sum(p.stat().st_size for p in where.rglob("*") if p.is_file())

@@ -1,6 +1,6 @@
-"""A prepared run under examination: the rows, completions and batch that the checks share, each made once and small.
+"""The run under examination: the rows, completions and batch that the checks share. Each is small and made once.
 
-Checks of what is done with weights, whatever these are, take the run on the first layers of its model.
+Checks that hold for any weights use only the first layers of a large model.
 """
 
 from collections.abc import Callable
@@ -31,12 +31,12 @@ from hone.train.annotate import annotate, keep_old_policy
 from hone.train.update import assign_credit, weigh
 from hone.types import Batch, Group, Outcome, Rollout, Stop, Task
 
-LAYERS = 2  # one has none before it, and one has none after it
+LAYERS = 2  # a first one and a last one
 TOKENS = 4096  # of the vocabulary, which is most of a small model's weights
 
 
 def first_layers(job: Run) -> Run:
-    """The run as its recipe builds it on so many layers and tokens; the run itself where that cannot be done."""
+    """The run on the first layers and tokens of its model; the run itself where that cannot be built."""
     decoder, recipe = job.policy.decoder, job.recipe
     few = decoder.config.num_hidden_layers <= LAYERS
     if type(decoder) is not Decoder or few or recipe.lora.path or collect.world()[1] > 1:
@@ -60,7 +60,7 @@ def first_layers(job: Run) -> Run:
 
 
 def with_small_ids(group: Group, tokens: int) -> Group:
-    """The rows with ids that a vocabulary of so many tokens has."""
+    """The rows with token ids that a vocabulary of so many tokens has."""
     return [replace(r, tokens=[t % tokens for t in r.tokens]) for r in group]
 
 
@@ -69,14 +69,14 @@ def _is_kept(name: str) -> bool:
     return not layers or int(rest.partition(".")[0]) < LAYERS
 
 
-ROWS, MANY = 64, 2000  # rows of the data that are looked at one by one: closely, and in passing
-LARGE = 30_000_000  # weights from which a pass over the model costs more than a moment
+ROWS, MANY = 64, 2000  # rows of the data that are checked one by one: thoroughly, and cheaply
+LARGE = 30_000_000  # from so many weights on, a forward pass is slow
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """The most that the model is given."""
+    """How much text the model is given at most."""
 
     prompts: int  # that are sampled from
     samples: int  # of each
@@ -85,18 +85,18 @@ class Extent:
     length: int = 0  # tokens of each of their rows; 0: all
 
 
-WHOLE = Extent(prompts=4, samples=8, tokens=64, groups=8)
-BRIEF = Extent(prompts=2, samples=4, tokens=8, groups=2, length=40)  # of a large model
+NORMAL_EXTENT = Extent(prompts=4, samples=8, tokens=64, groups=8)
+SMALL_EXTENT = Extent(prompts=2, samples=4, tokens=8, groups=2, length=40)  # of a large model
 
 
 @dataclass
 class Probe:
-    """Nothing here moves the run: the source is a copy, and the sampler's requests are counted apart."""
+    """What the checks read. The run does not advance: the source is a copy, and the sampler's requests count apart."""
 
     job: Run
     _made: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def once(self, name: str, make: Callable[[], T]) -> T:
+    def cached(self, name: str, make: Callable[[], T]) -> T:
         """A result that several checks read. The first of them makes it."""
         if name not in self._made:
             self._made[name] = make()
@@ -104,40 +104,44 @@ class Probe:
 
     @cached_property
     def large(self) -> bool:
-        """Whether the model is so large that the checks make do with little text."""
+        """Whether the model is so large that the checks use little text."""
         return sum(p.numel() for p in self.job.policy.decoder.parameters()) > LARGE
 
     @property
     def extent(self) -> Extent:
-        return BRIEF if self.large else WHOLE
+        return SMALL_EXTENT if self.large else NORMAL_EXTENT
 
     @cached_property
     def small(self) -> "Probe":
-        """The same run on a part of a large model, for what any weights show as well; else the run itself."""
+        """The same run on a part of a large model, for checks that hold for any weights; else the run itself."""
         job = first_layers(self.job) if self.large else self.job
         if job is self.job:
             return self
         size, length = job.policy.decoder.config.vocab_size, self.extent.length
-        rows = self.groups if self.job.algo.online else [cut_to_length(g, length) for g in self.items[: WHOLE.groups]]
+        rows = (
+            self.groups
+            if self.job.algo.online
+            else [cut_to_length(g, length) for g in self.items[: NORMAL_EXTENT.groups]]
+        )
         made = {
-            "learned": [with_small_ids(g, size) for g in self.learned],
+            "training_groups": [with_small_ids(g, size) for g in self.training_groups],
             "rows": [with_small_ids(g, size) for g in rows],
         }
         return Probe(job, made)
 
     @property
     def table(self) -> Batch:
-        """Rows to lay out in several ways: those that are trained on, or more where the model is a part of one."""
-        return self.once("table", lambda: collate(self._made["rows"]) if "rows" in self._made else self.batch)
+        """Rows for the check of layouts: the batch, or more rows where the model is a part of one."""
+        return self.cached("table", lambda: collate(self._made["rows"]) if "rows" in self._made else self.batch)
 
     @cached_property
     def items(self) -> list[Any]:
-        """The first rows in the order of training: tasks, or groups of an offline run; each once."""
+        """The first rows in the order of training, each once: tasks, or groups of an offline run."""
         return copy(self.job.source).take(min(ROWS, len(self.job.source)))
 
     @cached_property
-    def many(self) -> list[Any]:
-        """As `items`, but so many that a rare fault shows."""
+    def many_items(self) -> list[Any]:
+        """As `items`, but enough rows to show a rare fault."""
         return copy(self.job.source).take(min(MANY, len(self.job.source)))
 
     @property
@@ -156,9 +160,9 @@ class Probe:
 
     @cached_property
     def raw(self) -> list[Any]:
-        """The dataset as it is read, before anything of ours has touched it; less the bad rows that the run skips."""
-        rows = feeds.load_rows(self.job.recipe.data, self.how)
-        return [row for row in rows if self._usable(row)] if self.how.skip_bad else rows
+        """The dataset as it is read, without the bad rows that the run skips."""
+        rows = feeds.load_rows(self.job.recipe.data, self.reading)
+        return [row for row in rows if self._usable(row)] if self.reading.skip_bad else rows
 
     def _usable(self, row: Any) -> bool:
         """Whether the run takes the row, whatever its length."""
@@ -167,19 +171,19 @@ class Probe:
         tokenizer = self.job.tokenizer
         take = Tasker(tokenizer=tokenizer, skip_bad=True)
         if not self.job.algo.online:
-            how = self.how
-            plain = {"turns": how.turns, "shares": how.shares, "expected": how.kinds}
+            reading = self.reading
+            plain = {"turns": reading.turns, "shares": reading.shares, "expected": reading.kinds}
             take = Grouper(tokenizer=tokenizer, skip_bad=True, **plain)
         return take(row, "row") is not None
 
     @property
-    def how(self) -> Reading:
+    def reading(self) -> Reading:
         """How the run reads its data."""
         return feeds.reading(self.job.recipe, self.job.algo, self.job.tokenizer)
 
     @cached_property
-    def asked(self) -> list[Task]:
-        """The tasks that are sampled from: the first, or of a large model those with the shortest prompts."""
+    def sampled_tasks(self) -> list[Task]:
+        """The tasks that completions are sampled for: the first; for a large model those with the shortest prompts."""
         tasks = self.tasks
         if self.large:
             shortest = sorted(range(len(tasks)), key=lambda i: len(self.prompts[i]))
@@ -189,12 +193,12 @@ class Probe:
     @cached_property
     def groups(self) -> list[Group]:
         """A few completions of a few tasks, by the run's own sampler."""
-        return self.sample(self.asked)
+        return self.sample(self.sampled_tasks)
 
     def sample(self, tasks: list[Task], *, fewer: int = 1, longest: bool = False) -> list[Group]:
-        """The same tasks give the same completions as long as the weights are the same; or a half of all, or less.
+        """Completions of the tasks. They are the same each time, while the weights are the same.
 
-        longest: of as many tokens as a check samples, though the run has fewer.
+        fewer: divides the number of completions and tokens. longest: ignore the run's own limit of tokens.
         """
         roller = self.job.roller
         assert roller is not None
@@ -204,8 +208,8 @@ class Probe:
         return Roller(roller.sampler, self.job.tokenizer, params, group=size)(tasks)
 
     @cached_property
-    def unfinished(self) -> bool:
-        """Whether the check itself cut off every completion, so that their rewards say nothing of the run's."""
+    def all_cut_off(self) -> bool:
+        """Whether the check itself cut off every completion: their rewards are then not those of the run."""
         limit = self.job.roller.params.max_tokens if self.job.roller else 0
         rows = [r for g in self.groups for r in g]
         return limit > self.extent.tokens and all(r.stop is Stop.LENGTH for r in rows)
@@ -213,9 +217,9 @@ class Probe:
     @cached_property
     def scored(self) -> list[Group]:
         """The completions with their rewards."""
-        return self._stepped(score(self.groups, self.reward))
+        return self._with_step_rewards(score(self.groups, self.reward))
 
-    def _stepped(self, groups: list[Group]) -> list[Group]:
+    def _with_step_rewards(self, groups: list[Group]) -> list[Group]:
         """The groups with step rewards, if the run has a process model."""
         return self.job.process(groups) if self.job.process else groups
 
@@ -225,8 +229,8 @@ class Probe:
         return self.job.reward
 
     @cached_property
-    def stands_in(self) -> bool:
-        """Whether these few rewards give no signal. The learning checks then use made-up rewards in their place."""
+    def uses_made_up_rewards(self) -> bool:
+        """Whether these few rewards give no signal. The learning checks then use made-up rewards."""
         if not self.job.algo.online or self.job.algo.teacher:
             return False
         try:
@@ -238,12 +242,12 @@ class Probe:
         return not varied or not self.job.algo.select(self.scored)
 
     @property
-    def learned(self) -> list[Group]:
+    def training_groups(self) -> list[Group]:
         """The groups that the learning checks train on."""
-        return self.once("learned", self._learned)
+        return self.cached("training_groups", self._training_groups)
 
-    def _learned(self) -> list[Group]:
-        groups = self._trained_on()
+    def _training_groups(self) -> list[Group]:
+        groups = self._groups_to_train_on()
         if not self.large:
             return groups
         shortest = sorted(groups, key=lambda g: (not _varied(g), sum(len(r.tokens) for r in g)))
@@ -253,22 +257,22 @@ class Probe:
             return [_extremes(g) for g in shortest[:1]]
         return [cut_to_length(g, self.extent.length) for g in shortest[: self.extent.groups]]
 
-    def _trained_on(self) -> list[Group]:
+    def _groups_to_train_on(self) -> list[Group]:
         if not self.job.algo.online:
             most = len(self.items) if self.large else self.extent.groups
             return self.items[: max(2, min(self.job.recipe.train.prompts, most))]
-        if not self.stands_in:
+        if not self.uses_made_up_rewards:
             return self.job.algo.select(self.scored)
         made = [
             [replace(r, outcome=Outcome(value=float((n + i) % 2 == 0))) for i, r in enumerate(g)]
             for n, g in enumerate(self.groups)
         ]
-        return self.job.algo.select(self._stepped(made))
+        return self.job.algo.select(self._with_step_rewards(made))
 
     @cached_property
     def plain_batch(self) -> Batch:
         """The rows as tensors, before any column is added."""
-        return collate(self.learned)
+        return collate(self.training_groups)
 
     @cached_property
     def batch(self) -> Batch:
@@ -278,7 +282,9 @@ class Probe:
         learner.start_controls(algo)
         others = None
         if "kl_baseline" in algo.needs:
-            others = collate([[r] for r in mismatched_pairs([r for g in self.learned for r in g], max_tokens=context)])
+            others = collate(
+                [[r] for r in mismatched_pairs([r for g in self.training_groups for r in g], max_tokens=context)]
+            )
         correct = build.correction(job.recipe) if algo.online else None
         declared = replace(algo, needs=algo.needs | {"old_logp"}) if correct else algo
         batch = annotate(self.plain_batch, declared, learner, mismatched=others)
@@ -290,7 +296,7 @@ class Probe:
     @property
     def about(self) -> str:
         """The rows of the batch, in words."""
-        made = "; made-up rewards stand in, these gave no signal" if self.stands_in else ""
+        made = "; made-up rewards stand in, these gave no signal" if self.uses_made_up_rewards else ""
         rows, tokens = len(self.plain_batch), int(self.plain_batch.mask.sum())
         return f"{count_noun(rows, 'row')}, {count_noun(tokens, 'trained token')}{made}"
 
@@ -300,18 +306,18 @@ def _varied(group: Group) -> bool:
 
 
 def _extremes(group: Group) -> Group:
-    """The rows of the lowest and the highest reward, and one besides."""
+    """The two rows of the lowest reward, and the row of the highest."""
     ranked = sorted(group, key=lambda r: reward_of(r) or 0.0)
     return [*ranked[:2], *ranked[2:][-1:]]
 
 
 def cut_to_length(group: Group, length: int) -> Group:
-    """Rows of a dataset from a little before what is trained on, so many tokens of each; completions as they are."""
+    """Rows of a dataset cut to so many tokens, from a little before their trained part. Completions stay whole."""
     if not length or any(r.gen_logp for r in group):
         return group
     made = [_window(r, length) for r in group]
     alike = len({tuple(r.tokens) for r in made}) < len({tuple(r.tokens) for r in group})
-    return group if alike else made  # a pair differs somewhere, or there is nothing to learn from it
+    return group if alike else made  # without a difference a pair has nothing to learn from
 
 
 def _window(row: Rollout, length: int) -> Rollout:
@@ -322,5 +328,5 @@ def _window(row: Rollout, length: int) -> Rollout:
 
 
 def last_tokens(row: Rollout, number: int) -> Rollout:
-    """The end of a row, without what is known of the rest."""
+    """The last tokens of a row and their mask, without its other columns."""
     return Rollout(tokens=row.tokens[-number:], mask=row.mask[-number:])

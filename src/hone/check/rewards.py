@@ -1,4 +1,4 @@
-"""Checks of the reward: numbers that repeat, that tell completions apart, and that accept the right answer.
+"""Checks of the reward: it repeats its numbers, tells completions apart and accepts the right answer.
 
 A right answer must score 1, and the answer of another row 0.
 """
@@ -19,7 +19,7 @@ from hone.types import Outcome, Rollout, Task
 
 # Hone's rewards that look at the form of a completion and not at its answer
 FORM_ONLY = {"format", "tags", "regex", "schema", "grammar", "length", "overlong", "language", "repetition"}
-# The forms in which an answer is tried, the one that Hone's verifiers read first.
+# The forms in which an answer is tried. The first is the one that Hone's verifiers prefer.
 FORMS = (
     "<answer>{}</answer>",
     "<think>\n</think>\n<answer>{}</answer>",
@@ -32,7 +32,7 @@ FORMS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """A row on which the reward is not what it must be."""
+    """A row on which the reward is wrong."""
 
     row: int  # counts from 1
     kind: str  # gold: refused; shuffled: accepted; invalid: no number; missing: nothing to try
@@ -44,7 +44,7 @@ class Miss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What became of every row."""
+    """The counts over all rows, and the rows on which the reward is wrong."""
 
     tasks: int
     gold: int  # right answers that score 1
@@ -53,7 +53,7 @@ class Proof:
     misses: Sequence[Miss] = field(default_factory=list[Miss])
 
 
-def written(task: Task, text: str) -> Rollout:
+def made_completion(task: Task, text: str) -> Rollout:
     """A completion that was not sampled."""
     return Rollout(tokens=[0], mask=[True], task=task, text=text)
 
@@ -66,21 +66,21 @@ def prove(
     bad: Mapping[int, str] | None = None,
     seed: int = 0,
 ) -> Proof:
-    """Each right answer in the first form that scores 1, and in that form the answer of another row.
+    """Tries each right answer in several forms, then another row's answer in the form that scored 1.
 
-    bad: what is wrong with some of the rows, which then have no answer.
+    bad: by row, why a row has no answer.
     """
     there = {i: gold for i, gold in enumerate(golds) if gold is not None and gold.strip()}
     why = {i: "the column is empty" for i in range(len(tasks)) if i not in there} | dict(bad or {})
     misses = [Miss(row=i + 1, kind="missing", answer="", gold="", reason=text) for i, text in why.items()]
-    best, forms = _accepted(reward, tasks, there)
+    best, forms = _best_forms(reward, tasks, there)
     for i, outcome in best.items():
         if outcome.value != 1:
             kind = "gold" if outcome.valid else "invalid"
             misses.append(_miss(i, kind, there[i], there[i], outcome))
     others = _others(there, seed=seed)
     asked = [i for i in others if best[i].value == 1]
-    found = reward([written(tasks[i], forms[i].format(others[i])) for i in asked])
+    found = reward([made_completion(tasks[i], forms[i].format(others[i])) for i in asked])
     for i, outcome in zip(asked, found, strict=True):
         if outcome.value != 0:
             misses.append(_miss(i, "shuffled" if outcome.valid else "invalid", others[i], there[i], outcome))
@@ -93,21 +93,23 @@ def prove(
     )
 
 
-def _accepted(
+def _best_forms(
     reward: RewardScorer, tasks: Sequence[Task], golds: dict[int, str]
 ) -> tuple[dict[int, Outcome], dict[int, str]]:
-    """For each row the outcome and the form of the first that scores 1, else of the first."""
+    """For each row the outcome and form of the first try that scores 1, else of the first try."""
     best, forms = dict[int, Outcome](), dict[int, str]()
     for form in FORMS:
         asked = [i for i in golds if i not in best or best[i].value != 1]
-        for i, outcome in zip(asked, reward([written(tasks[i], form.format(golds[i])) for i in asked]), strict=True):
+        for i, outcome in zip(
+            asked, reward([made_completion(tasks[i], form.format(golds[i])) for i in asked]), strict=True
+        ):
             if i not in best or outcome.value == 1:
                 best[i], forms[i] = outcome, form
     return best, forms
 
 
 def _others(golds: dict[int, str], *, seed: int) -> dict[int, str]:
-    """For each row the answer of a row that is drawn for it, and is not the same text."""
+    """For each row the different answer of another row, drawn at random."""
     pool, draw = sorted({gold.strip() for gold in golds.values()}), random.Random(seed)
     found = dict[int, str]()
     for i, gold in golds.items() if len(pool) > 1 else ():
@@ -121,16 +123,16 @@ def _miss(row: int, kind: str, answer: str, gold: str, outcome: Outcome) -> Miss
 
 
 OFFLINE = "there is no reward: the algorithm is offline"
-TAUGHT = "the loss reads no reward: a teacher marks each token"
-GOLD = 16  # tasks on which another row's answer is tried
-TRIED = 200  # tasks on which a function of the user's is called with the right answer, once
-SHOWN = 30  # characters of a prompt
-CLOSE = 1e-4  # a reward model's number depends a little on the rows beside it
+TEACHER = "the loss reads no reward: a teacher marks each token"
+MAX_SWAPPED = 16  # tasks on which another row's answer is tried
+MAX_FUNCTION_TASKS = 200  # tasks on which a function of the user's is called with the right answer, once
+MAX_PROMPT = 30  # characters of a prompt
+TOLERANCE = 1e-4  # a reward model's number depends a little on the rows beside it
 
 
-def _unread(probe: Probe) -> str:
-    """Why the loss reads no reward, "" where it does."""
-    return OFFLINE if not probe.job.algo.online else TAUGHT if probe.job.algo.teacher else ""
+def _unused(probe: Probe) -> str:
+    """Why the loss reads no reward; "" where it reads one."""
+    return OFFLINE if not probe.job.algo.online else TEACHER if probe.job.algo.teacher else ""
 
 
 def _values(outcomes: Sequence[Outcome]) -> list[float | None]:
@@ -139,7 +141,7 @@ def _values(outcomes: Sequence[Outcome]) -> list[float | None]:
 
 def values(probe: Probe) -> Finding:
     """How many rewards are invalid and why, their range, and whether they differ at all."""
-    if why := _unread(probe):
+    if why := _unused(probe):
         return skip_finding(why)
     outcomes = [r.outcome for g in probe.scored for r in g if r.outcome]
     numbers = [o.value for o in outcomes if o.value is not None]
@@ -148,7 +150,7 @@ def values(probe: Probe) -> Finding:
         row = next(
             r for g in probe.scored for r in g if r.outcome and not r.outcome.valid and r.outcome.reason == reason
         )
-        seen = f"{invalid} of {len(outcomes)} rewards are invalid, most often: {reason}; as for {_short(row.task)}"
+        seen = f"{invalid} of {len(outcomes)} rewards are invalid, most often: {reason}; as for {_prompt_end(row.task)}"
         too_many = invalid > probe.job.recipe.train.max_invalid * len(outcomes)
         return (fail_finding if too_many else warn_finding)(
             seen, "correct the reward function, or the rows it fails on"
@@ -159,28 +161,28 @@ def values(probe: Probe) -> Finding:
     seen = f"{len(numbers)} rewards from {low:.3g} to {high:.3g}, mean {mean:.3g}, standard deviation {spread:.3g}"
     if low == high:
         remedy = "check that the reward reads what the model writes; or start from a model that is sometimes right"
-        return warn_finding(f"{seen}: the same for every completion{_cut_short(probe)}", remedy)
+        return warn_finding(f"{seen}: the same for every completion{_cut_off_note(probe)}", remedy)
     return pass_finding(seen)
 
 
-def _cut_short(probe: Probe) -> str:
-    """Where the check itself ends every completion: whole ones may differ, which an evaluation shows."""
-    if not probe.unfinished:
+def _cut_off_note(probe: Probe) -> str:
+    """A note for the case that the check cuts off every completion: rewards of whole ones may differ."""
+    if not probe.all_cut_off:
         return ""
     return f" (the check cuts them at {probe.extent.tokens} tokens; `hone eval MODEL DATA --limit 20` lets them end)"
 
 
-def _short(task: Task | None) -> str:
-    """The task's prompt on one line, cut to its end if it is long. For a chat it is the last message."""
+def _prompt_end(task: Task | None) -> str:
+    """The task's prompt on one line, only its end if it is long. For a chat it is the last message."""
     prompt = task.prompt if task else ""
     text = prompt if isinstance(prompt, str) else text_of(prompt[-1])
     plain = " ".join(text.split())
-    return f"the prompt {plain if len(plain) <= SHOWN else '...' + plain[-SHOWN:]!r}"
+    return f"the prompt {plain if len(plain) <= MAX_PROMPT else '...' + plain[-MAX_PROMPT:]!r}"
 
 
 def repeatable(probe: Probe) -> Finding:
     """The same completion gets the same reward again, in another order, alone; and the reward changes nothing."""
-    if why := _unread(probe):
+    if why := _unused(probe):
         return skip_finding(why)
     rows = [r for g in probe.groups for r in g]
     before = repr(rows)
@@ -189,30 +191,30 @@ def repeatable(probe: Probe) -> Finding:
     alone = [_values(probe.reward([r]))[0] for r in rows[:4]]
     if repr(rows) != before:
         return fail_finding("the reward changed the completions it was given", "let it work on copies")
-    if moved := _unlike(first, second):
+    if moved := _differing(first, second):
         return warn_finding(
             f"{moved} of {len(rows)} rewards differ when asked twice", "make the reward deterministic: fix its seed"
         )
-    if moved := _unlike(first, backwards):
+    if moved := _differing(first, backwards):
         seen = f"{moved} of {len(rows)} rewards differ when the completions come in another order"
         return fail_finding(seen, "return the rewards in the order of the completions, and keep nothing between calls")
-    if moved := _unlike(first[: len(alone)], alone):
+    if moved := _differing(first[: len(alone)], alone):
         return warn_finding(
             f"{moved} of {len(alone)} rewards differ when scored alone", "a reward should read one completion only"
         )
     return pass_finding(f"{len(rows)} rewards are the same twice, in reverse order, and {len(alone)} of them alone")
 
 
-def _unlike(left: Sequence[float | None], right: Sequence[float | None]) -> int:
+def _differing(left: Sequence[float | None], right: Sequence[float | None]) -> int:
     def same(a: float | None, b: float | None) -> bool:
-        return a == b or (a is not None and b is not None and abs(a - b) <= CLOSE * max(1.0, abs(a)))
+        return a == b or (a is not None and b is not None and abs(a - b) <= TOLERANCE * max(1.0, abs(a)))
 
     return sum(not same(a, b) for a, b in zip(left, right, strict=True))
 
 
 def signal(probe: Probe) -> Finding:
     """The share of groups whose rewards are all equal: a method that compares within a group learns nothing there."""
-    if why := _unread(probe):
+    if why := _unused(probe):
         return skip_finding(why)
     groups = [[value for r in g if (value := reward_of(r)) is not None] for g in probe.scored]
     equal = sum(len(set(values)) < 2 for values in groups)
@@ -221,7 +223,7 @@ def signal(probe: Probe) -> Finding:
         return skip_finding(f"the algorithm does not compare within a group ({seen})")
     if equal == len(groups):
         return warn_finding(
-            f"{seen}: nothing to learn from{_cut_short(probe)}",
+            f"{seen}: nothing to learn from{_cut_off_note(probe)}",
             "use easier problems, a larger sample.group, or a better start",
         )
     if equal > len(groups) / 2:
@@ -242,19 +244,19 @@ def _reads_no_answer(reward: RewardScorer | None) -> bool:
 
 def gold(probe: Probe) -> Finding:
     """The right answer is accepted, and another row's answer is not."""
-    return _gold(probe, probe.many)
+    return _gold(probe, probe.many_items)
 
 
 def gold_of_verifiers(probe: Probe) -> Finding:
-    """As `gold`, but without a user's function, whose calls may cost time or money. It tries fewer rows of programs."""
+    """As `gold`, but only for Hone's verifiers: a user's function may cost time or money."""
     found = verifiers_of(probe.job.reward)
     if probe.job.algo.online and not found:
         return skip_finding("the reward is not one of Hone's verifiers")
-    return _gold(probe, probe.many if next(iter(found), "") == "math" else probe.items)
+    return _gold(probe, probe.many_items if next(iter(found), "") == "math" else probe.items)
 
 
 def _gold(probe: Probe, tasks: Sequence[Task]) -> Finding:
-    if why := _unread(probe):
+    if why := _unused(probe):
         return skip_finding(why)
     answered = [task for task in tasks if task.answer is not None]
     if found := verifiers_of(probe.job.reward):
@@ -264,19 +266,20 @@ def _gold(probe: Probe, tasks: Sequence[Task]) -> Finding:
         return _by_verifier(found, tasks, max_invalid=probe.job.recipe.train.max_invalid)
     if _reads_no_answer(probe.job.reward):
         return skip_finding("no part of the reward reads an answer")
-    if found := _invalid_gold(probe, tasks[:TRIED]):
+    if found := _invalid_gold(probe, tasks[:MAX_FUNCTION_TASKS]):
         return found
-    return _by_function(probe, answered[:GOLD]) if answered else skip_finding("the rows have no answer")
+    return _by_function(probe, answered[:MAX_SWAPPED]) if answered else skip_finding("the rows have no answer")
 
 
 def _invalid_gold(probe: Probe, tasks: Sequence[Task]) -> Finding | None:
-    """Where the function fails on a right answer: a rare row is not met by the few completions that are sampled."""
-    rows = _encoded(probe, [written(task, FORMS[0].format(task.answer or "")) for task in tasks])
+    """Tries the function on right answers, for the few sampled completions do not show every row on which it fails."""
+    rows = _encoded(probe, [made_completion(task, FORMS[0].format(task.answer or "")) for task in tasks])
     bad = [(r, o.reason) for r, o in zip(rows, probe.reward(rows), strict=True) if not o.valid]
     if not bad:
         return None
     row, reason = bad[0]
-    seen = f"{len(bad)} of {len(tasks)} gold answers get an invalid reward, at first: {reason}; for {_short(row.task)}"
+    seen = f"{len(bad)} of {len(tasks)} gold answers get an invalid reward, at first: {reason}"
+    seen = f"{seen}; for {_prompt_end(row.task)}"
     verdict = fail_finding if len(bad) > probe.job.recipe.train.max_invalid * len(tasks) else warn_finding
     return verdict(seen, "correct the reward function, or the rows it fails on")
 
@@ -288,25 +291,25 @@ def _encoded(probe: Probe, rows: Sequence[Rollout]) -> list[Rollout]:
 
 
 def _other(task: Task, tasks: Sequence[Task]) -> str | None:
-    """The answer of another row that is not the same."""
+    """A different answer of another row."""
     different = (t.answer for t in tasks if t.answer is not None and t.answer.strip() != (task.answer or "").strip())
     return next(different, None)
 
 
 def _by_verifier(verifiers: Mapping[str, RewardScorer], tasks: Sequence[Task], *, max_invalid: float) -> Finding:
     name, verifier = next(iter(verifiers.items()))
-    best, forms = _accepted(verifier, tasks, {i: task.answer or "" for i, task in enumerate(tasks)})
+    best, forms = _best_forms(verifier, tasks, {i: task.answer or "" for i, task in enumerate(tasks)})
     tried = [(task, best[i]) for i, task in enumerate(tasks)]
-    invalid = [f"{_place(task)}{o.reason}" for task, o in tried if not o.valid]
-    refused = [f"{_place(task)}{task.answer!r:.40}" for task, o in tried if o.valid and o.value != 1]
+    invalid = [f"{_row_name(task)}{o.reason}" for task, o in tried if not o.valid]
+    refused = [f"{_row_name(task)}{task.answer!r:.40}" for task, o in tried if o.valid and o.value != 1]
     if invalid or refused:
         why = invalid[0] if invalid else f"{refused[0]} is refused in every form"
         seen = f"{name} does not accept {len(invalid + refused)} of {len(tasks)} gold answers: {why}"
         verdict = fail_finding if len(invalid + refused) > max_invalid * len(tasks) else warn_finding
         return verdict(seen, "correct the column answer, or use another verifier")
     swapped = [
-        written(task, forms[i].format(other))
-        for i, task in enumerate(tasks[:GOLD])
+        made_completion(task, forms[i].format(other))
+        for i, task in enumerate(tasks[:MAX_SWAPPED])
         if (other := _other(task, tasks)) is not None
     ]
     accepted = sum(o.value == 1 for o in verifier(swapped))
@@ -318,19 +321,19 @@ def _by_verifier(verifiers: Mapping[str, RewardScorer], tasks: Sequence[Task], *
     return pass_finding(f"{seen}, tried as {shown}")
 
 
-def _place(task: Task) -> str:
+def _row_name(task: Task) -> str:
     """Where the row is, as in "row 7: " or "data.jsonl:7: "."""
     return f"{f'row {task.id}' if task.id.isdecimal() else task.id}: " if task.id else ""
 
 
 def _by_function(probe: Probe, tasks: Sequence[Task]) -> Finding:
-    """The form in which the right answer is most often preferred to another row's."""
+    """Finds the form in which the right answer most often earns more than another row's."""
     pairs = [(task, task.answer or "", other) for task in tasks if (other := _other(task, tasks)) is not None]
     if not pairs:
         return skip_finding("all answers are the same")
     best, form = 0, FORMS[0]
     for tried in FORMS:
-        tries = [written(task, tried.format(text)) for task, own, other in pairs for text in (own, other)]
+        tries = [made_completion(task, tried.format(text)) for task, own, other in pairs for text in (own, other)]
         rows = _encoded(probe, tries)
         found = [0.0 if o.value is None else o.value for o in probe.reward(rows)]
         preferred = sum(found[i] > found[i + 1] for i in range(0, len(found), 2))

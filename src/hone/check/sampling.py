@@ -64,7 +64,7 @@ def published(probe: Probe) -> Finding:
     if not job.algo.online:
         return skip_finding(OFFLINE)
     assert job.roller is not None
-    tasks, version = probe.asked[: 1 if probe.large else 2], job.roller.sampler.version
+    tasks, version = probe.sampled_tasks[: 1 if probe.large else 2], job.roller.sampler.version
     few = 2 if probe.large else 1
     before = probe.sample(tasks, fewer=few)
     parameters = job.learner.policy.actor_parameters()
@@ -136,7 +136,7 @@ def temperature(probe: Probe) -> Finding:
         return fail_finding(
             f"the sampler's temperature is {job.roller.params.temperature}, the recipe's {T}", "use one"
         )
-    rows = [r for g in probe.learned for r in g][: 1 if probe.large else 8]
+    rows = [r for g in probe.training_groups for r in g][: 1 if probe.large else 8]
     rows = [last_tokens(r, SOME) if probe.large else r for r in rows]
     worst = _largest_error(probe, rows, T)
     limit = _limits(probe)[0]
@@ -178,7 +178,7 @@ def completions(probe: Probe) -> Finding:
     assert probe.job.roller is not None
     stops, rows = probe.job.roller.params.stop_ids, [r for g in probe.groups for r in g]
     remedy = "this is a bug of the sampler: use hone.rollout.local, or report it"
-    for task, group in zip(probe.asked, probe.groups, strict=True):
+    for task, group in zip(probe.sampled_tasks, probe.groups, strict=True):
         prompt = render_prompt(probe.job.tokenizer, task.prompt)
         for r in group:
             if list(r.tokens[: len(prompt)]) != prompt or r.task is not task:
@@ -209,11 +209,11 @@ def _cut_off(probe: Probe) -> str:
     assert job.roller is not None
     if (limit := job.roller.params.max_tokens) >= probe.extent.tokens:
         return ""
-    answers = [len(job.tokenizer.encode(task.answer)) for task in probe.asked if task.answer]
+    answers = [len(job.tokenizer.encode(task.answer)) for task in probe.sampled_tasks if task.answer]
     if answers and min(answers) >= limit:  # the stop token is one more
         return f"the answers of the data have {min(answers)} tokens or more"
     if probe.large:
         return ""
-    rows = [r for g in probe.sample(probe.asked, longest=True) for r in g]
+    rows = [r for g in probe.sample(probe.sampled_tasks, longest=True) for r in g]
     ended = sum(r.stop is Stop.TOKEN for r in rows)
     return f"{ended} of {len(rows)} end within {probe.extent.tokens}" if 2 * ended >= len(rows) else ""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hone.algo import terms
 from hone.algo.table import Algorithm, Loss, objective
 from hone.check.learning import CUT, Gradient, gradient_of, norm, trained
-from hone.check.perturb import kept, put_back, rms
+from hone.check.perturb import put_back, restore_after, rms
 from hone.check.probe import Probe
 from hone.check.report import Finding, fail_finding, pass_finding, skip_finding, warn_finding
 from hone.log.stats import Stats
@@ -20,13 +20,15 @@ from hone.train.learner import Learner, micro_batches
 from hone.train.update import update as take_update
 
 FRACTIONS = (0.3, 0.1, 0.03)  # of the true update: a rate that is a little too high helps along one of them
-FAR = 0.03  # a warm-up is there for a largest rate that is too long at first, but not for one this much too long
-SLIGHT = 0.1  # a rate at most ten times too high is worth a warning, a higher one ends the run
+WARMUP_FRACTION = (
+    0.03  # a warm-up is there for a largest rate that is too long at first, but not for one this much too long
+)
+WARN_FRACTION = 0.1  # a rate at most ten times too high is worth a warning, a higher one ends the run
 SMALL = 1e-7  # rates below it are near the rounding of float32 weights
 EPSILON, ROUNDING = 1e-8, 1e-6  # AdamW's own, and of float32 weights
-SIZE = 0.5  # of a typical weight: an update that moves every weight by more writes over what the model knows
-TAKEN = 0.1  # of each weight: decay that is no longer a regulariser
-LOOKED_AT = 2**16  # numbers of a tensor that are compared with AdamW's formula
+MAX_STEP = 0.5  # of a typical weight: an update that moves every weight by more writes over what the model knows
+MAX_DECAY = 0.1  # of each weight: decay that is no longer a regulariser
+COMPARED = 2**16  # numbers of a tensor that are compared with AdamW's formula
 # learning rates that are usual when all weights of a large model are trained; adapters take ten times as much
 RATES = {
     "pretrain": (1e-4, 1e-3), "sft": (2e-6, 2e-4), "expert_iteration": (2e-6, 5e-5), "distil": (2e-6, 1e-4),
@@ -88,17 +90,17 @@ def one_step(probe: Probe) -> Finding:
     if not first.taken:
         seen = "the update was skipped: its gradient is not finite, or no step inside the trust region improves"
         return fail_finding(seen, "check the rewards of the rows, or lower the trust region's damping")
-    if (found := _oversized(probe, made)) is not None:
+    if (found := _step_too_large(probe, made)) is not None:
         return found
     if largest is None:
-        return _judged(first, probe, at="")
-    if first.too_small or (first.falls == 1 and (largest.falls or 0) < FAR):
-        return _judged(largest, probe, at=f" at the largest rate {largest.rate:g}")
-    found = _judged(first, probe, at=f" at the first rate {first.rate:.3g}")
+        return _verdict_on_rate(first, probe, at="")
+    if first.too_small or (first.falls == 1 and (largest.falls or 0) < WARMUP_FRACTION):
+        return _verdict_on_rate(largest, probe, at=f" at the largest rate {largest.rate:g}")
+    found = _verdict_on_rate(first, probe, at=f" at the first rate {first.rate:.3g}")
     return replace(found, seen=f"{found.seen}; {largest.after:.6g} at the largest rate {largest.rate:g}")
 
 
-def _oversized(probe: Probe, made: FirstUpdate) -> Finding | None:
+def _step_too_large(probe: Probe, made: FirstUpdate) -> Finding | None:
     """A rate at which one update moves every weight by about its own size, whatever one batch's loss says."""
     learner, peak = probe.job.learner, _peak(probe)
     critic = {id(p) for p in learner.policy.critic_parameters()}
@@ -110,7 +112,7 @@ def _oversized(probe: Probe, made: FirstUpdate) -> Finding | None:
         share = group["base_lr"] * peak / (median(sizes) if sizes else float("inf"))
         own = of_critic and probe.job.recipe.optim.critic_lr is not None
         trial = made.largest or made.first
-        if share > SIZE and (own or trial.helpful is not None or trial.falls == 1):
+        if share > MAX_STEP and (own or trial.helpful is not None or trial.falls == 1):
             name = "optim.critic_lr" if own else "optim.lr"
             seen = f"{name}={group['base_lr']:g} moves a weight by {share:.2g} times a typical one's size in an update"
             loss = f"loss {trial.before:.6g} -> {trial.after:.6g} on the same batch"
@@ -118,7 +120,7 @@ def _oversized(probe: Probe, made: FirstUpdate) -> Finding | None:
     return None
 
 
-def _judged(trial: Trial, probe: Probe, *, at: str) -> Finding:
+def _verdict_on_rate(trial: Trial, probe: Probe, *, at: str) -> Finding:
     """What the trial says about the rate. Only if no rate helps, it says something about Hone."""
     seen = f"loss {trial.before:.6g} -> {trial.after:.6g} on the same batch{at} ({probe.about})"
     if trial.too_small:
@@ -126,7 +128,7 @@ def _judged(trial: Trial, probe: Probe, *, at: str) -> Finding:
         return fail_finding(f"{seen}: it does not move", remedy)
     if trial.falls == 1:
         return pass_finding(seen)
-    if trial.falls is not None and trial.falls >= SLIGHT:
+    if trial.falls is not None and trial.falls >= WARN_FRACTION:
         remedy = f"lower optim.lr ({_rate(probe):g}), towards {_rate(probe) * trial.falls:.1g}, or raise optim.warmup"
         return warn_finding(f"{seen}; it falls along {trial.falls:g} of the step", remedy)
     if trial.helpful is not None:
@@ -171,30 +173,30 @@ def _noise(loss: float) -> float:
 
 def first_update(probe: Probe) -> FirstUpdate:
     """Taken once, looked at from every side, and taken back."""
-    return probe.once("first update", lambda: _first_update(probe))
+    return probe.cached("first update", lambda: _first_update(probe))
 
 
 def _first_update(probe: Probe) -> FirstUpdate:
-    learner, parameters, loss = probe.job.learner, trained(probe), _measured(probe.job.algo)
+    learner, parameters, loss = probe.job.learner, trained(probe), _comparable_loss(probe.job.algo)
     gradient, before = gradient_of(probe), _loss(probe, loss)
     rate, top = (_rate(probe) * factor for factor in (learner.schedule(learner.updates), _peak(probe)))
     again = top > rate and not probe.job.algo.trust_region  # a trust region has a length of its own
     half = learner.masters is not None and learner.masters.half
-    with kept(learner, parameters) as start:
+    with restore_after(learner, parameters) as start:
         stats = _update(probe)
-        force = _force(learner, dict(zip(map(id, parameters), start, strict=True)), gradient)
+        force = _distance_from_formula(learner, dict(zip(map(id, parameters), start, strict=True)), gradient)
         changed = any(not torch.equal(p, a) for p, a in zip(parameters, start, strict=True))
-        lost = partial(_lost, probe, loss, start, _Ends(parameters), rate)
-        first = _tried(probe, lost, rate, before, after=_loss(probe, loss))
-        largest = _tried(probe, lost, top, before, after=lost(top)) if again and not half else None
+        lost = partial(_loss_at_rate, probe, loss, start, _WeightsAfter(parameters), rate)
+        first = _try_rate(probe, lost, rate, before, after=_loss(probe, loss))
+        largest = _try_rate(probe, lost, top, before, after=lost(top)) if again and not half else None
     taken = not stats.get("skipped") and stats.get("accepted", 1.0) != 0
     first = replace(first, taken=taken, changed=changed)
     if again and half:  # what is rounded to few bits is not in proportion to the rate
-        largest = _at_once(probe, loss, top, before)
+        largest = _step_at_rate(probe, loss, top, before)
     return FirstUpdate(first=first, largest=largest, force=force)
 
 
-class _Ends:
+class _WeightsAfter:
     """The weights after the update, copied when they are first asked for."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -205,33 +207,35 @@ class _Ends:
         return [p.detach().clone() for p in self._parameters]
 
 
-def _lost(probe: Probe, loss: Loss, start: Sequence[Tensor], end: _Ends, rate: float, other: float) -> float:
+def _loss_at_rate(
+    probe: Probe, loss: Loss, start: Sequence[Tensor], end: _WeightsAfter, rate: float, other: float
+) -> float:
     """The loss after a first step at another rate. AdamW's first step, with its decay, is proportional to the rate."""
     pairs = zip(start, end.weights, strict=True)
     put_back(trained(probe), (torch.lerp(a, b, other / rate) for a, b in pairs))
     return _loss(probe, loss)
 
 
-def _at_once(probe: Probe, loss: Loss, rate: float, before: float) -> Trial:
+def _step_at_rate(probe: Probe, loss: Loss, rate: float, before: float) -> Trial:
     """A true update at the schedule's largest rate, by itself."""
     learner = probe.job.learner
     schedule, peak = learner.schedule, _peak(probe)
     learner.schedule = lambda n: peak
     try:
-        with kept(learner, trained(probe)):
+        with restore_after(learner, trained(probe)):
             _update(probe)
             after = _loss(probe, loss)
     finally:
         learner.schedule = schedule
-    return Trial(rate=rate, before=before, after=after, falls=1.0 if after < before else SLIGHT, helpful=None)
+    return Trial(rate=rate, before=before, after=after, falls=1.0 if after < before else WARN_FRACTION, helpful=None)
 
 
-def _tried(probe: Probe, lost: Callable[[float], float], rate: float, before: float, *, after: float) -> Trial:
+def _try_rate(probe: Probe, lost: Callable[[float], float], rate: float, before: float, *, after: float) -> Trial:
     """Where the loss did not fall, go back towards the start until it does."""
     better = before - _noise(before)
     falls = 1.0 if after < before else next((f for f in FRACTIONS if lost(f * rate) < better), None)
     helpful = None
-    if rate >= SMALL and ((falls or 0) < SLIGHT or rate > usual_rates(probe)[1]):
+    if rate >= SMALL and ((falls or 0) < WARN_FRACTION or rate > usual_rates(probe)[1]):
         # of optim.lr, whose largest rate is at most itself
         highest = min(usual_rates(probe)[1], rate * (falls or FRACTIONS[-1]))
         lower = (highest / 10**n for n in range(8))
@@ -239,7 +243,7 @@ def _tried(probe: Probe, lost: Callable[[float], float], rate: float, before: fl
     return Trial(rate=rate, before=before, after=after, falls=falls, helpful=helpful)
 
 
-def _measured(algo: Algorithm) -> Loss:
+def _comparable_loss(algo: Algorithm) -> Loss:
     """A loss whose value falls along the gradient that an update takes.
 
     For a trust region this is the surrogate alone. CISPO's value moves with a ratio that its gradient holds fixed, so
@@ -280,7 +284,7 @@ def settings(probe: Probe) -> Finding:
             return fail_finding(
                 f"rate, decay and betas {found}, the recipe says {(rate, decay, tuple(o.betas))}", remedy
             )
-    if (share := o.lr * o.weight_decay) >= TAKEN:
+    if (share := o.lr * o.weight_decay) >= MAX_DECAY:
         seen = f"optim.lr x optim.weight_decay takes {share:.0%} of every weight away in an update"
         return fail_finding(seen, "set optim.weight_decay to 0.1 or less")
     if learner.clip_norm != o.clip_norm:
@@ -328,7 +332,7 @@ def in_force(probe: Probe) -> Finding:
     return pass_finding(seen)
 
 
-def _force(learner: Learner, start: Mapping[int, Tensor], gradient: Gradient) -> Force:
+def _distance_from_formula(learner: Learner, start: Mapping[int, Tensor], gradient: Gradient) -> Force:
     """After the first step: how it compares with AdamW's formula on the batch's own gradient."""
     true = dict(zip(map(id, optim.parameters_of(learner.optimizer)), gradient.tensors, strict=True))
     factor = min(1.0, learner.clip_norm / max(norm(gradient.tensors), 1e-30))
@@ -339,12 +343,12 @@ def _force(learner: Learner, start: Mapping[int, Tensor], gradient: Gradient) ->
             if moment is None or expected is None:
                 off += norm([moment, expected]) ** 2  # what is on one side only counts whole
                 continue
-            every = -(-p.numel() // LOOKED_AT)
-            old, now, given, g = (_some(x, every) for x in (start[id(p)], p, moment, expected))
+            every = -(-p.numel() // COMPARED)
+            old, now, given, g = (_every_nth(x, every) for x in (start[id(p)], p, moment, expected))
             given = given / (1 - group["betas"][0])
             clipped += (norm([moment]) / (1 - group["betas"][0])) ** 2
             off += every * norm([given - factor * g]) ** 2
-            error, change = _off(
+            error, change = _errors(
                 old, now, given, rate=group["base_lr"] * learner.schedule(0), decay=group["weight_decay"]
             )
             worst, moved = max(worst, error), max(moved, change)
@@ -357,12 +361,12 @@ def _moment(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> Tensor | None:
     return state["exp_avg"] if state else None
 
 
-def _some(x: Tensor, every: int) -> Tensor:
+def _every_nth(x: Tensor, every: int) -> Tensor:
     """Numbers of a tensor that lie so far apart."""
     return x.detach().reshape(-1)[::every].double()
 
 
-def _off(old: Tensor, now: Tensor, given: Tensor, *, rate: float, decay: float) -> tuple[float, float]:
+def _errors(old: Tensor, now: Tensor, given: Tensor, *, rate: float, decay: float) -> tuple[float, float]:
     """(largest distance from AdamW's formula in units of the rate, largest change)"""
     expected = old * (1 - rate * decay) - rate * given / (given.abs() + EPSILON)
     error = (now - expected).abs() - ROUNDING * old.abs()

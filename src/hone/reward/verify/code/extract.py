@@ -1,8 +1,8 @@
-"""The program that a completion settles on, among its fenced blocks, and which of them that is.
+"""Finds the program of a completion among its fenced blocks.
 
-Of several blocks the last that defines what the tests call counts; for a script the last that reads its input. Names
-that it uses and does not define are taken from the completion's other blocks. So output, usage examples and first
-attempts do no harm, and of several different solutions one counts, by a rule that the completion cannot bend.
+Of several blocks the last one counts that defines what the tests call; for a script, the last one that reads its input.
+Names that it uses and does not define are taken from the completion's other blocks. So output, usage examples and first
+attempts do no harm, and of several solutions a fixed rule picks one.
 """
 
 import ast
@@ -16,11 +16,11 @@ from itertools import takewhile
 
 from hone.data.rows.code_names import free_names, root_name
 from hone.reward.verify.answers import answer_tag, spoken_text
-from hone.reward.verify.code.parse import parsed, readings, without_prose
+from hone.reward.verify.code.parse import parse_python, readings, without_prose
 
-MAX_PARTS = 20  # of a text without a fence that are looked at
-MAX_INDENT = 40  # characters before the fence of a block
-PYTHON = frozenset(["", "python", "py", "python3"])  # what stands behind the backticks of a block that counts
+MAX_CANDIDATES = 20  # parts of a text without a fence that are tried
+MAX_INDENT = 40  # characters before a block's fence
+PYTHON = frozenset(["", "python", "py", "python3"])  # names after the backticks of a block that counts
 _VERSIONS = re.compile(r"i?py(?:thon)?[\d.]*|pycon|python-repl|doctest")  # py3, python3.11, ipython, a transcript
 _LANGUAGE = re.compile(_VERSIONS.pattern + r"|text|txt|output|bash|sh|shell|console|json|c|cpp|java|js|javascript")
 _FENCE = re.compile(r"(?P<before>[^`~\n]*)(?P<fence>`{3,}|~{3,})(?P<info>[^`\n]*)")
@@ -36,7 +36,7 @@ _READS = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*0\b|\bfileinput\b|/de
 
 @dataclass(frozen=True)
 class Block:
-    """Some code of a completion. number: its place among the fenced blocks, from 1; 0: it stands in no fence."""
+    """Code of a completion. number: its number among the fenced blocks, from 1; 0: it has no fence."""
 
     tag: str
     code: str
@@ -45,12 +45,12 @@ class Block:
 
     @cached_property
     def tree(self) -> ast.Module | None:
-        """The syntax tree. None if it is not Python, or too large to be read safely in this process."""
-        return parsed(self.code)
+        """The syntax tree; None if the code is not Python, or too large to parse safely in this process."""
+        return parse_python(self.code)
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """What it gives a value at its top level, imports aside."""
+        """The names that it defines at its top level, without imports."""
         if self.tree is None:
             return frozenset(name for found in _DEFINES.findall(self.code) for name in found if name)
         return frozenset(name for statement in self.tree.body for name in defined_names(statement))
@@ -66,15 +66,15 @@ class Block:
         found = dict[str, list[tuple[ast.stmt, set[str]]]]()
         for statement in self.tree.body if self.tree is not None else ():
             if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                filled = {name for node in ast.walk(statement) if (name := _filled(node))}
-                lacking = _lacking(ast.unparse(statement)) if filled else set[str]()
+                filled = {name for node in ast.walk(statement) if (name := _filled_name(node))}
+                lacking = _undefined_names(ast.unparse(statement)) if filled else set[str]()
                 for name in filled:
                     found.setdefault(name, []).append((statement, lacking))
         return found
 
     @property
     def is_program(self) -> bool:
-        """Whether it does anything: a number, a name or a list is what a program printed."""
+        """Whether the code does anything. A number, a name or a list is a program's output."""
         if self.tree is None:
             return False
         return any(isinstance(node, _ACTS) for node in ast.walk(self.tree))
@@ -85,14 +85,14 @@ _ACTS = (ast.Call, ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, as
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extracted:
-    """A program, and in words which block it is where there were several."""
+    """A program; `taken` says which block it is where there are several."""
 
     source: str
     taken: str = ""
 
 
 def defined_names(statement: ast.AST, *, imports: bool = False) -> Iterator[str]:
-    """The names that a statement of the top level gives a value, in whatever block it does."""
+    """The names that a top-level statement defines, also inside `if`, `for` and other blocks."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield statement.name
     elif isinstance(statement, ast.Import | ast.ImportFrom):
@@ -122,28 +122,28 @@ def extract(
     """
     text = spoken_text(completion, prompt).replace("\r\n", "\n").replace("\r", "\n")
     tagged = answer_tag(text)
-    chosen = None if tagged is None else _chosen(tagged, wanted, fences, strict=True)
-    chosen = chosen or _chosen(text, wanted, fences)
+    chosen = None if tagged is None else _choose_block(tagged, wanted, fences, strict=True)
+    chosen = chosen or _choose_block(text, wanted, fences)
     if before is not None and isinstance(prompt, str) and not (chosen and _defines(chosen[0], wanted)):
         for part in filter(None, (tagged, text)):
             body = _before_fence(part).strip("\n")
-            if body[:1].isspace() and parsed(prompt + body) is not None:
+            if body[:1].isspace() and parse_python(prompt + body) is not None:
                 return Extracted(source=prompt + body + "\n")
     if chosen is None:
         return None
     block, others = chosen
     if "python" not in fences:
-        return Extracted(source=block.code, taken=_told([block], others))
-    code, added = _completed(block, others, given=before or "")
+        return Extracted(source=block.code, taken=_taken_text([block], others))
+    code, added = _with_needed_statements(block, others, given=before or "")
     if before is not None and isinstance(prompt, str):
-        code = f"{before}\n{code}" if _defines(block, wanted) else _continued(prompt, code)
+        code = f"{before}\n{code}" if _defines(block, wanted) else _continue_prompt(prompt, code)
     code = _future_first(code)
-    return Extracted(source=code, taken=_told([*added, block], others)) if code.strip() else None
+    return Extracted(source=code, taken=_taken_text([*added, block], others)) if code.strip() else None
 
 
 def _future_first(code: str) -> str:
-    """What must stand before all else, where other blocks or the prompt were put before it."""
-    tree = parsed(code) if "__future__" in code else None
+    """The code with its `__future__` imports first, where other blocks or the prompt were put before them."""
+    tree = parse_python(code) if "__future__" in code else None
     body = tree.body if tree else []
     places = [i for i, s in enumerate(body) if isinstance(s, ast.ImportFrom) and s.module == "__future__"]
     if not places or places[-1] <= len(places) - (ast.get_docstring(ast.Module(body, [])) is None):
@@ -152,7 +152,7 @@ def _future_first(code: str) -> str:
 
 
 def _before_fence(text: str) -> str:
-    """What stands before the first fence, which closes the one that the prompt has opened."""
+    """The text before the first fence. That fence closes a block that the prompt has opened."""
     return "\n".join(takewhile(lambda line: _opening(line) is None, text.split("\n")))
 
 
@@ -160,21 +160,21 @@ def _defines(block: Block, wanted: Sequence[str]) -> bool:
     return any(name in block.names for name in wanted)
 
 
-def _continued(prompt: str, code: str) -> str:
-    """A function's body put behind its head: indented where the completion did not, without sentences that follow."""
+def _continue_prompt(prompt: str, code: str) -> str:
+    """The prompt's function head with the completion's body, indented where needed, without sentences after it."""
     indented = prompt + textwrap.indent(code, "    ")
-    if not code[:1].isspace() and parsed(indented) is not None:
+    if not code[:1].isspace() and parse_python(indented) is not None:
         return indented
     return without_prose(prompt + code, least=prompt.count("\n") + 1) or prompt + code
 
 
-def _chosen(
+def _choose_block(
     text: str, wanted: Sequence[str], fences: Collection[str], *, strict: bool = False
 ) -> tuple[Block, list[Block]] | None:
-    """The block that counts, and all that could have; strict: only what is a program."""
-    found = [_tidied(block, wanted) for block in blocks(text) if counts(block.tag, fences)]
+    """The block that counts, and all candidates. strict: only a block that is a program."""
+    found = [_cleaned_block(block, wanted) for block in blocks(text) if counts(block.tag, fences)]
     if not found:
-        alone = _unfenced(text, wanted) if "python" in fences else Block("", text, 0)
+        alone = _block_without_fence(text, wanted) if "python" in fences else Block("", text, 0)
         known = alone.tree is not None and (_defines(alone, wanted) if wanted else alone.is_program)
         like = known or "python" not in fences or text[:1].isspace() or any(map(_BEGINS.match, text.split("\n")))
         return (alone, [alone]) if alone.code.strip() and (known if strict else like or alone.tree) else None
@@ -182,7 +182,7 @@ def _chosen(
         return None
     named = [block for block in found if block.tag] or found
     if "python" in fences and not any(_defines(block, wanted) if wanted else block.is_program for block in found):
-        head = _unfenced(_before_fence(text), wanted)
+        head = _block_without_fence(_before_fence(text), wanted)
         if head.tree is not None and (_defines(head, wanted) if wanted else head.is_program):
             return head, [head]
     if "python" not in fences:
@@ -196,8 +196,8 @@ def _chosen(
     return (defining or [block for block in named if block.tree] or named)[-1], found
 
 
-def _tidied(block: Block, wanted: Sequence[str]) -> Block:
-    """The block as it stands, or without what is none of the program, where only that is one."""
+def _cleaned_block(block: Block, wanted: Sequence[str]) -> Block:
+    """The block, or the first of its cleaned readings that is a program."""
     for code in readings(block.code, closed=block.closed):
         plain = replace(block, code=code)
         if plain.tree is not None and (_defines(plain, wanted) if wanted else plain.names or plain.is_program):
@@ -206,19 +206,19 @@ def _tidied(block: Block, wanted: Sequence[str]) -> Block:
 
 
 def counts(tag: str, fences: Collection[str]) -> bool:
-    """Whether a block of this name counts."""
+    """Whether a block with this name counts."""
     return tag in fences or ("python" in fences and _VERSIONS.fullmatch(tag) is not None)
 
 
-def _completed(block: Block, others: Sequence[Block], *, given: str) -> tuple[str, list[Block]]:
-    """The block behind the statements of other blocks that it needs, and those blocks."""
+def _with_needed_statements(block: Block, others: Sequence[Block], *, given: str) -> tuple[str, list[Block]]:
+    """The block after the statements that it needs from other blocks; and those blocks."""
     found = dict[str, tuple[Block, ast.stmt]]()  # of several blocks that define a name, the last before this one
     for other in sorted(others, key=lambda other: (other.number > block.number, -other.number)):
         for statement in other.tree.body if other is not block and other.tree is not None else ():
             for name in defined_names(statement, imports=True):
                 found.setdefault(name, (other, statement))
-    known = {name for s in (parsed(given) or ast.Module([], [])).body for name in defined_names(s, imports=True)}
-    waiting, seen = sorted(_lacking(block.code) - known), set(known)
+    known = {name for s in (parse_python(given) or ast.Module([], [])).body for name in defined_names(s, imports=True)}
+    waiting, seen = sorted(_undefined_names(block.code) - known), set(known)
     waiting += ["*"] * any(name not in found for name in waiting)
     where = dict[tuple[int, int], str]()  # block and line -> statement
     while waiting:
@@ -230,15 +230,15 @@ def _completed(block: Block, others: Sequence[Block], *, given: str) -> tuple[st
         fills = [filling for filling, lacking in other.fills.get(name, ()) if lacking <= found.keys()]
         for needed in (statement, *fills):
             if (other.number, needed.lineno) not in where:
-                where[other.number, needed.lineno] = text = _segment(other.lines, needed)
-                waiting += sorted(_lacking(text) - seen - block.names)
+                where[other.number, needed.lineno] = text = _lines_of(other.lines, needed)
+                waiting += sorted(_undefined_names(text) - seen - block.names)
     numbers = {number for number, _ in where}
     added = [other for other in others if other.number in numbers]
     return "\n".join([*(where[place] for place in sorted(where)), block.code]), added
 
 
-def _filled(node: ast.AST) -> str:
-    """a of a[i] = 1, a.b = 1, a += 1 and a.append(1)."""
+def _filled_name(node: ast.AST) -> str:
+    """The name a in a[i] = 1, a.b = 1, a += 1 and a.append(1)."""
     if isinstance(node, ast.AugAssign):
         return root_name(node.target)
     if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -251,15 +251,15 @@ def _filled(node: ast.AST) -> str:
 _FILLS = ("append", "extend", "add", "update", "insert", "setdefault", "sort")
 
 
-def _segment(lines: Sequence[str], statement: ast.stmt) -> str:
+def _lines_of(lines: Sequence[str], statement: ast.stmt) -> str:
     """A statement's lines, with its decorators."""
     decorators = getattr(statement, "decorator_list", [])
     first = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
     return "\n".join(lines[first - 1 : statement.end_lineno])
 
 
-def _lacking(code: str) -> set[str]:
-    if parsed(code) is None:
+def _undefined_names(code: str) -> set[str]:
+    if parse_python(code) is None:
         return set()
     try:
         return free_names(code) - set(dir(builtins))
@@ -267,16 +267,16 @@ def _lacking(code: str) -> set[str]:
         return set()
 
 
-def _told(taken: Sequence[Block], others: Sequence[Block]) -> str:
+def _taken_text(taken: Sequence[Block], others: Sequence[Block]) -> str:
     if len(others) < 2:
         return ""
     numbers = sorted({block.number for block in taken})
     return f"took block {' and '.join(map(str, numbers))} of {len(others)}"
 
 
-def _unfenced(text: str, wanted: Sequence[str]) -> Block:
-    """Code that stands in no fence: all of the text, or what of it is a program."""
-    whole = _tidied(Block("", text.removeprefix("\ufeff"), 0), wanted)
+def _block_without_fence(text: str, wanted: Sequence[str]) -> Block:
+    """Code without a fence: all of the text, or the part of it that is a program."""
+    whole = _cleaned_block(Block("", text.removeprefix("\ufeff"), 0), wanted)
     if text[:1].isspace() or (whole.tree is not None and (_defines(whole, wanted) or not wanted)):
         return whole
     lines = text.split("\n")
@@ -284,7 +284,7 @@ def _unfenced(text: str, wanted: Sequence[str]) -> Block:
     parts = [without_prose("\n".join(lines[starts[0] :]))] if starts else []
     parts += [textwrap.dedent(part) for part in _INDENTED.findall(text)]
     parts += [span + "\n" for span in reversed(_SPAN.findall(text))]
-    for part in parts[:MAX_PARTS]:
+    for part in parts[:MAX_CANDIDATES]:
         found = Block("", part, 0)
         if found.tree is not None and (_defines(found, wanted) if wanted else found.code is parts[0] and starts):
             return found
@@ -292,7 +292,7 @@ def _unfenced(text: str, wanted: Sequence[str]) -> Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """The fenced blocks of a text, in order; the last may lack its end."""
+    """The fenced blocks of a text, in order. The last one may not be closed."""
     lines, found, at = text.split("\n"), list[Block](), 0
     while at < len(lines):
         single = _INLINE.fullmatch(lines[at])
@@ -307,7 +307,7 @@ def blocks(text: str) -> list[Block]:
         before, fence, info = opening
         tag, rest = _tag(info)
         end, last = _closing(lines, at, fence)
-        body = [_unindented(line, before) for line in lines[at:end]] + last
+        body = [_without_indentation(line, before) for line in lines[at:end]] + last
         head = [rest] if _BEGINS.match(rest) else []  # the code begins on the fence's own line
         code = "\n".join([*head, *body]).removeprefix("\ufeff")
         closed = end < len(lines)
@@ -318,7 +318,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def _opening(line: str) -> tuple[str, str, str] | None:
-    """What stands before a fence that opens a block, the fence, and what stands behind it."""
+    """The text before a fence that opens a block, the fence, and the text after it; None for any other line."""
     found = _FENCE.fullmatch(line)
     if found is None:
         return None
@@ -329,14 +329,14 @@ def _opening(line: str) -> tuple[str, str, str] | None:
 
 
 def _tag(info: str) -> tuple[str, str]:
-    """The name of a block in lower case, and what follows it: `python title="x.py"`, `{.python}`, `py:main.py`."""
+    """A block's name in lower case, and the text after it: `python title="x.py"`, `{.python}`, `py:main.py`."""
     found = re.match(r"[\s{.]*([\w+#/-]*(?:\.\d+)?)[\s,:;}({]?(.*)", info, re.DOTALL)
     assert found is not None
     return found[1].lower(), found[2].strip()
 
 
 def _closing(lines: Sequence[str], start: int, fence: str) -> tuple[int, list[str]]:
-    """The line that closes a block, and the code that stands on it before the fence; len(lines) where none does."""
+    """The number of the line that closes a block (len(lines): none), and the code before the fence on it."""
     first = (len(lines), list[str]())
     for at in range(start, len(lines)):
         text = lines[at].strip().removeprefix(">").strip()
@@ -346,15 +346,15 @@ def _closing(lines: Sequence[str], start: int, fence: str) -> tuple[int, list[st
         here = (at, list[str]()) if ends else (at, [lines[at][: lines[at].rindex(fence)]])
         inside = "\n".join(lines[start:at])
         if (inside.count('"""') + inside.count("'''")) % 2 == 0:
-            return here if first[0] == len(lines) or parsed("\n".join([inside, *here[1]])) else first
+            return here if first[0] == len(lines) or parse_python("\n".join([inside, *here[1]])) else first
         first = min(first, here)  # it stands in a docstring, if that ends
         if at - start > 2000:
             break
     return first
 
 
-def _unindented(line: str, before: str) -> str:
-    """A line of a block without the indentation, or the mark of a quotation, of its fence."""
+def _without_indentation(line: str, before: str) -> str:
+    """A line of a block without the indentation or the quotation mark that its fence has."""
     if before.strip() == ">":
         return re.sub(r"^\s*> ?", "", line)
     width = len(before)

@@ -1,6 +1,6 @@
-"""Code as it stands in a completion, and what of it is the program: read as Python, and without what is none.
+"""Parses the code of a completion as Python, and cleans it of prose, prompts and marks.
 
-Every reading is linear in the text, and bounded: nobody has looked at it.
+The text may be hostile, so each function is linear in it and bounded.
 """
 
 import ast
@@ -10,23 +10,23 @@ from collections.abc import Iterator
 
 from hone.data.rows.code_names import UNREAD
 
-MAX_PARSED, MAX_NESTED = 50_000, 150  # characters of a block, and brackets in brackets, that are read as Python
-MAX_TRIES = 20  # lines that are left out from the end, until what is left of a text is Python
+MAX_PARSED, MAX_NESTED = 50_000, 150  # limits of code that is parsed: characters, and levels of brackets
+MAX_TRIES = 20  # how often lines are removed from the end until the rest is Python
 # the name of a language or [BEGIN] on the first line, [DONE] on the last, as in MBPP's own prompt: Python takes both
 _FIRST = re.compile(r"\s*(?:i?py(?:thon)?[\d.]*|\[[A-Z]{2,12}\])[ \t]*\n", re.IGNORECASE)
 _LAST = re.compile(r"\n\[/?[A-Z]{2,12}\]\s*$")
 
 
-def parsed(code: str) -> ast.Module | None:
-    """The syntax tree of code that nobody has read; None where it is not Python or would take too much to find out."""
+def parse_python(code: str) -> ast.Module | None:
+    """The syntax tree; None if the code is not Python, or too large to parse safely."""
     try:
-        return ast.parse(code, UNREAD) if _modest(code) else None
+        return ast.parse(code, UNREAD) if _is_safe_to_parse(code) else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
-def _modest(code: str) -> bool:
-    """Whether it is neither long nor deep: the parser of a hostile text must not take this process down."""
+def _is_safe_to_parse(code: str) -> bool:
+    """Whether the code is neither long nor deeply nested: hostile code can crash Python's parser."""
     if len(code) > MAX_PARSED or re.search(r"(?:[-+~]\s?|not\s){150}", code):
         return False
     depth = deepest = 0
@@ -37,12 +37,12 @@ def _modest(code: str) -> bool:
 
 
 def without_prose(text: str, *, least: int = 0) -> str:
-    """The text up to the last line from which it is Python; "" where that leaves fewer lines than the least."""
+    """The longest beginning of the text that is Python; "" if it has `least` lines or fewer."""
     lines = text.split("\n")
     for _ in range(MAX_TRIES):
         code = "\n".join(lines)
         try:
-            return code if _modest(code) and ast.parse(code, UNREAD) and len(lines) > least else ""
+            return code if _is_safe_to_parse(code) and ast.parse(code, UNREAD) and len(lines) > least else ""
         except SyntaxError as error:
             lines = lines[: max((error.lineno or 1) - 1, 0)]
         except (ValueError, RecursionError, MemoryError):
@@ -51,7 +51,7 @@ def without_prose(text: str, *, least: int = 0) -> str:
 
 
 def readings(code: str, *, closed: bool) -> Iterator[str]:
-    """The code, and what it is without marks, indentation, prompts or, if its fence is not closed, what follows it.
+    """The code, then its readings without marks, indentation and prompts, and without prose after an open fence.
 
     >>> list(readings("x = 1\\nThat is all.", closed=False))[-1]
     'x = 1'

@@ -1,7 +1,7 @@
-"""The tests of a coding task, as HumanEval, MBPP, APPS and their kin write them, read without running them.
+"""Reads the tests of a coding task, as HumanEval, MBPP, APPS and similar datasets write them, without running them.
 
-An assert that compares a call on literals with a literal becomes a case: inputs go into the sandbox, the expected value
-stays outside. Other tests run as they are, in a sandbox of their own where the program's names are remote (`Asserts`).
+An assert that compares a call on literals with a literal becomes a case: its inputs go into the sandbox, the expected
+value stays outside. Other tests (`Asserts`) run in a sandbox of their own, where the program's names are remote.
 """
 
 import ast
@@ -20,8 +20,8 @@ from hone.log.samples import prompt_text
 from hone.reward.sandbox.sandbox import Call, Finished, Returned
 from hone.types import Task
 
-Meets = Callable[[Any], bool]
-READ = 1024  # rows whose tests are remembered: many completions are judged by each
+Condition = Callable[[Any], bool]
+CACHED_ROWS = 1024  # rows whose tests are cached: many completions are judged by each row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +29,16 @@ class Case:
     """A call, and whether a returned value is right."""
 
     call: Call
-    meets: Meets
-    wanted: Sequence[Any] = ()  # the value that is expected, where it is one
+    condition: Condition
+    wanted: Sequence[Any] = ()  # the expected value, if the condition is equality
 
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Calls on literals, judged outside."""
+    """Calls on literals, judged outside of the sandbox."""
 
     cases: Sequence[Case]
-    after: str = ""  # to be put behind the program
+    after: str = ""  # code to append to the program
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -48,25 +48,25 @@ class Cases:
 
 @dataclass(frozen=True, slots=True)
 class Scripts:
-    """Standard input, and the output that is wanted."""
+    """Pairs of a standard input and the expected output."""
 
     pairs: Sequence[tuple[str, str]]
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """None: a script is run, and not called."""
+        """No names: a script is run, and nothing in it is called."""
         return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asserts:
-    """Python that raises where the program is wrong, a text a test."""
+    """Python that raises where the program is wrong, one text for each test."""
 
-    setup: str  # what runs before the first
+    setup: str  # what runs before the first test
     texts: Sequence[str]
     refers: Names
-    after: str = ""  # to be put behind the program
-    foreign: Sequence[str] = ()  # names that neither the task mentions nor the tests call, beside others that they call
+    after: str = ""  # code to append to the program
+    foreign: Sequence[str] = ()  # names that the tests read and do not call, and that the task does not mention
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -80,13 +80,13 @@ class Asserts:
 
     @property
     def source(self) -> str:
-        """What the sandbox of the tests runs."""
+        """The program that the tests' sandbox runs."""
         functions = [f"def {n}(): exec({t!r}, globals())" for n, t in zip(self.tests, self.texts, strict=True)]
         return "\n".join([*self.refers.lacking.values(), self.setup, *functions, ""])
 
     @property
     def imports(self) -> list[str]:
-        """Everything that the tests import anywhere, except imports inside a `try`."""
+        """All imports of the tests, except those inside a `try`."""
         lines = [*self.refers.lacking.values()]
         for text in (self.setup, *self.texts):
             lines += _imports(ast.parse(text, UNREAD).body)
@@ -101,7 +101,7 @@ class NoTests(ValueError):
 
 
 def read_tests(task: Task) -> Tests:
-    """What the columns of the row ask for: `test` and `entry_point`, `test_list`, or `inputs` and `outputs`."""
+    """The tests in the row's columns: `test` and `entry_point`, `test_list`, or `inputs` and `outputs`."""
     extra = {name: value for name, value in task.extra.items() if value is not None}
     if isinstance(extra.get("input_output"), str):
         extra |= _object(extra["input_output"])
@@ -146,8 +146,8 @@ def _pairs(extra: Mapping[str, Any]) -> Tests:
         raise NoTests("an input of a function is not a list of arguments, or fn_name is no name")
     calls = [Call(str(name), list(arguments)) for arguments in inputs]
     boxed = all(isinstance(o, list | tuple) and len(o) == 1 for o in outputs)  # as APPS does it
-    meets = [_equals_json(o, *(o if boxed else ())) for o in outputs]
-    cases = [Case(call=c, meets=m, wanted=[o]) for c, m, o in zip(calls, meets, outputs, strict=True)]
+    condition = [_equal_as_json(o, *(o if boxed else ())) for o in outputs]
+    cases = [Case(call=c, condition=m, wanted=[o]) for c, m, o in zip(calls, condition, outputs, strict=True)]
     return Cases(cases, after=_METHOD.format(name))
 
 
@@ -163,17 +163,17 @@ def _text(lines: Any) -> str:
     return "\n".join(map(str, lines)) if isinstance(lines, list | tuple) else str(lines)
 
 
-def _parse(text: str) -> list[ast.stmt]:
+def _parse_test(text: str) -> list[ast.stmt]:
     try:
         return ast.parse(text, UNREAD).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise NoTests(f"a test is not Python: {type(error).__name__}") from error
 
 
-@lru_cache(READ)
+@lru_cache(CACHED_ROWS)
 def _asserts(texts: tuple[str, ...], setup: str, prompt: str) -> Tests:
     """MBPP: one text a test."""
-    statements = [s for text in texts for s in _parse(text)]
+    statements = [s for text in texts for s in _parse_test(text)]
     whole = "\n".join([setup, *texts])
     if not asserts(whole):
         raise NoTests("test_list tests nothing: write asserts on what the function returns")
@@ -189,8 +189,8 @@ def _foreign(names: Names, prompt: str) -> list[str]:
 
 
 def _names(source: str, prompt: str) -> Names:
-    tree = ast.Module(_parse(source), [])
-    if found := _WATCHES & {last_name(n) for n in ast.walk(tree) if isinstance(n, ast.Name | ast.Attribute)}:
+    tree = ast.Module(_parse_test(source), [])
+    if found := _IN_PROCESS_ONLY & {last_name(n) for n in ast.walk(tree) if isinstance(n, ast.Name | ast.Attribute)}:
         raise NoTests(f"the tests look into the program's own process ({min(found)}): compare what it returns")
     stored = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
     if any(n.attr in ("stdin", "stdout", "stderr") for n in stored):
@@ -205,16 +205,25 @@ def _names(source: str, prompt: str) -> Names:
     return names
 
 
-# what a test may do only in one process with the program
-_WATCHES = {"redirect_stdout", "redirect_stderr", "capsys", "capfd", "monkeypatch", "patch", "getsource", "inspect"}
+# names of tools that work only in the program's own process
+_IN_PROCESS_ONLY = {
+    "redirect_stdout",
+    "redirect_stderr",
+    "capsys",
+    "capfd",
+    "monkeypatch",
+    "patch",
+    "getsource",
+    "inspect",
+}
 
 
 def _grouped(texts: Sequence[str]) -> list[str]:
-    """A text that asserts nothing belongs to the next that does: it is no test that a program could pass."""
+    """The texts as tests: a text that asserts nothing is joined to the next one that does."""
     groups, waiting = list[str](), list[str]()
     for text in texts:
         waiting.append(text)
-        if any(isinstance(node, _CHECKS) or _asserting(node) for s in _parse(text) for node in ast.walk(s)):
+        if any(isinstance(node, _CHECKS) or _asserting(node) for s in _parse_test(text) for node in ast.walk(s)):
             groups.append("\n".join(waiting))
             waiting.clear()
     return [*groups[:-1], "\n".join([*groups[-1:], *waiting])]
@@ -230,7 +239,7 @@ def _asserting(node: ast.AST) -> bool:
 
 
 def _imports(body: Sequence[ast.stmt]) -> list[str]:
-    """Every import of these statements, whatever function it stands in; none that stands in a `try`."""
+    """Every import in these statements, also inside functions; none inside a `try`."""
     found = list[str]()
     for statement in body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -242,19 +251,23 @@ def _imports(body: Sequence[ast.stmt]) -> list[str]:
 
 
 def preamble(task: Task) -> str | None:
-    """What a HumanEval prompt puts before the function that is asked for: imports, helpers; None without such one."""
-    return _before(task.prompt, str(task.extra.get("entry_point") or "")) if isinstance(task.prompt, str) else None
+    """The part of a HumanEval prompt before the requested function: imports, helpers; None for other prompts."""
+    return (
+        _prompt_before_entry(task.prompt, str(task.extra.get("entry_point") or ""))
+        if isinstance(task.prompt, str)
+        else None
+    )
 
 
-def _before(prompt: str, entry: str) -> str | None:
+def _prompt_before_entry(prompt: str, entry: str) -> str | None:
     start = re.search(rf"^def {re.escape(entry)}\b", prompt, re.MULTILINE) if entry else None
     return None if start is None else prompt[: start.start()]
 
 
-@lru_cache(READ)
+@lru_cache(CACHED_ROWS)
 def _check(text: str, entry: str, prompt: str) -> Tests:
     """HumanEval: a function `check(candidate)` of asserts. LeetCode's entry point is a method: `Solution().add`."""
-    body = _parse(text)
+    body = _parse_test(text)
     checks = [s for s in body if isinstance(s, ast.FunctionDef) and s.name == "check" and len(s.args.args) == 1]
     if len(checks) != 1 or not _ENTRY.fullmatch(entry):
         raise NoTests("test has no function check(candidate), or there is no entry_point")
@@ -268,7 +281,7 @@ def _check(text: str, entry: str, prompt: str) -> Tests:
     cases = [_case(s, {candidate: name}) for s in told]
     if not others and all(cases):
         return Cases([case for case in cases if case], after=after)
-    setup = f"{_before(prompt, entry) or ''}\n{text}"
+    setup = f"{_prompt_before_entry(prompt, entry) or ''}\n{text}"
     run = f"check({name})"
     return Asserts(setup=setup, texts=[run], refers=_names(f"{setup}\n{run}", prompt), after=after)
 
@@ -285,26 +298,26 @@ def _case(statement: ast.stmt, names: Mapping[str, str | None]) -> Case | None:
     if not isinstance(statement, ast.Assert):
         return None
     try:
-        return _compared(statement.test, names)
+        return _case_of_test(statement.test, names)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None  # not a literal
 
 
-def _compared(test: ast.expr, names: Mapping[str, str | None]) -> Case | None:
+def _case_of_test(test: ast.expr, names: Mapping[str, str | None]) -> Case | None:
     if isinstance(test, ast.Call):
-        return _made(test, bool, names)
+        return _case_of_call(test, bool, names)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _made(test.operand, lambda value: not value, names)
+        return _case_of_call(test.operand, lambda value: not value, names)
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return None
     left, right, op = test.left, test.comparators[0], test.ops[0]
     if isinstance(op, ast.Lt) and isinstance(left, ast.Call) and ast.unparse(left.func) == "abs":
         return _near(left.args[0], ast.literal_eval(right), names)
     if isinstance(op, ast.Eq):
-        case = _made(left, _equals(expected := ast.literal_eval(right)), names)
+        case = _case_of_call(left, _equal_to(expected := ast.literal_eval(right)), names)
         return replace(case, wanted=[expected]) if case else None
     if isinstance(op, ast.Is) and isinstance(right, ast.Constant) and right.value in (True, False, None):
-        return _made(left, lambda value: value is right.value, names)
+        return _case_of_call(left, lambda value: value is right.value, names)
     return None
 
 
@@ -312,13 +325,15 @@ def _near(difference: ast.expr, most: float, names: Mapping[str, str | None]) ->
     if not isinstance(difference, ast.BinOp) or not isinstance(difference.op, ast.Sub):
         return None
     target = ast.literal_eval(difference.right)
-    return _made(difference.left, lambda value: isinstance(value, _NUMBERS) and abs(value - target) < most, names)
+    return _case_of_call(
+        difference.left, lambda value: isinstance(value, _NUMBERS) and abs(value - target) < most, names
+    )
 
 
 _NUMBERS = (int, float, complex, Fraction, Decimal)
 
 
-def _made(call: ast.expr, meets: Meets, names: Mapping[str, str | None]) -> Case | None:
+def _case_of_call(call: ast.expr, condition: Condition, names: Mapping[str, str | None]) -> Case | None:
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         return None
     if call.func.id not in names:
@@ -326,15 +341,15 @@ def _made(call: ast.expr, meets: Meets, names: Mapping[str, str | None]) -> Case
     name = names[call.func.id] or call.func.id
     args = [ast.literal_eval(argument) for argument in call.args]
     kwargs = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
-    return Case(call=Call(name, args, kwargs), meets=meets) if len(kwargs) == len(call.keywords) else None
+    return Case(call=Call(name, args, kwargs), condition=condition) if len(kwargs) == len(call.keywords) else None
 
 
-def _equals(*expected: Any) -> Meets:
+def _equal_to(*expected: Any) -> Condition:
     return lambda value: any(bool(value == one) for one in expected)
 
 
-def _equals_json(*expected: Any) -> Meets:
-    """Whether two values are equal as JSON has them: a tuple is a list, and a key of a dictionary is text."""
+def _equal_as_json(*expected: Any) -> Condition:
+    """Whether two values are equal in JSON: a tuple is a list, and a dictionary's keys are texts."""
     return lambda value: any(bool(value == one or _as_json(value) == _as_json(one)) for one in expected)
 
 
@@ -347,14 +362,14 @@ def _as_json(value: Any) -> Any:
 
 
 def case_verdicts(cases: Sequence[Case], done: Finished) -> list[bool]:
-    """One verdict a case, from what was returned and nothing else; a call that was not answered fails."""
-    found = [isinstance(r, Returned) and met(case, r.value) for case, r in zip(cases, done.results, strict=False)]
+    """One verdict for each case, from the returned value alone. A call without an answer fails."""
+    found = [isinstance(r, Returned) and is_met(case, r.value) for case, r in zip(cases, done.results, strict=False)]
     return found + [False] * (len(cases) - len(found))
 
 
-def met(case: Case, value: Any) -> bool:
-    """Whether a returned value is right; one that cannot be compared, as a signalling NaN, is not."""
+def is_met(case: Case, value: Any) -> bool:
+    """Whether a returned value is right. A value that cannot be compared, such as a signalling NaN, is wrong."""
     try:
-        return case.meets(value)
+        return case.condition(value)
     except (ArithmeticError, TypeError, ValueError):
         return False

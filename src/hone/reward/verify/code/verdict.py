@@ -30,29 +30,29 @@ from hone.reward.sandbox.sandbox import (
 )
 from hone.reward.sandbox.values import TooLarge
 from hone.reward.verify.code.checker import Checker
-from hone.reward.verify.code.extract import PYTHON, defined_names, extract, parsed
+from hone.reward.verify.code.extract import PYTHON, defined_names, extract, parse_python
 from hone.reward.verify.code.settings import MODES
 from hone.reward.verify.code.tests import Asserts, Cases, NoTests, Scripts, Tests, case_verdicts, preamble, read_tests
 from hone.types import Outcome, Task
 
 LIMITS = SandboxLimits()
 MAX_LATE = 3  # inputs on which a script may run out of time before it is given up
-SAID = 200  # characters of what a program wrote that are shown
+MAX_MESSAGE = 200  # characters of what a program wrote that are shown
 NO_PROGRAM = "the completion holds no program"
 
 
 def sandboxes(limits: SandboxLimits = LIMITS, folders: Sequence[str] = ()) -> tuple[Sandbox, Sandbox]:
     """For programs, and for tests that run: two, so that tests waiting for a program cannot take its place."""
     lasting = replace(limits, seconds=max(limits.seconds, LIMITS.seconds))  # a run can be given less
-    with _opening:
-        return _opened(os.getpid(), lasting, tuple(folders))
+    with _open_lock:
+        return _open_sandboxes(os.getpid(), lasting, tuple(folders))
 
 
-_opening = threading.Lock()
+_open_lock = threading.Lock()
 
 
 @cache
-def _opened(
+def _open_sandboxes(
     process: int, limits: SandboxLimits, folders: tuple[str, ...]
 ) -> tuple[Sandbox, Sandbox]:  # a fork has its own
     longer = SandboxLimits(
@@ -97,7 +97,7 @@ def code_reward(
     except (NoTests, SandboxError) as error:
         return invalid(str(error))
     reason = f"{found.taken}: {why}" if share < 1 and found.taken else why if share < 1 else found.taken
-    return Outcome(value=share if mode == "fraction" else float(share == 1), reason=reason[:SAID])
+    return Outcome(value=share if mode == "fraction" else float(share == 1), reason=reason[:MAX_MESSAGE])
 
 
 def code(setting: str) -> Callable[..., Outcome]:
@@ -113,18 +113,18 @@ def check_sizes(tests: Tests, limits: SandboxLimits) -> None:
         if isinstance(tests, Scripts):
             for number, (given, wanted) in enumerate(tests.pairs, start=1):
                 told = len(wanted.encode("utf-8", "surrogatepass")) + wanted.count("\n") + 1  # it may end in blanks
-                _fits("input", f"input {number}", len(given.encode("utf-8", "surrogatepass")), limits.input)
-                _fits("output", f"the expected output {number}", told, limits.output)
+                _check_size("input", f"input {number}", len(given.encode("utf-8", "surrogatepass")), limits.input)
+                _check_size("output", f"the expected output {number}", told, limits.output)
         elif isinstance(tests, Cases):
             given = sum(len(call_frame(case.call)) for case in tests.cases)
-            _fits("input", "what the function is called with", given, limits.input)
+            _check_size("input", "what the function is called with", given, limits.input)
             for number, case in enumerate(tests.cases, start=1):
-                _fits("result", f"the expected value {number}", _size(case.wanted), limits.result)
+                _check_size("result", f"the expected value {number}", _size(case.wanted), limits.result)
     except TooLarge as error:
         raise NoTests(f"a value of the tests cannot be given to a program: {error}") from error
 
 
-def _fits(setting: str, what: str, size: int, limit: int) -> None:
+def _check_size(setting: str, what: str, size: int, limit: int) -> None:
     if size > limit:
         held = f"{limit / MIB:g} MiB"
         raise NoTests(f"{what} has {size} bytes, and {setting} is {held}: raise {setting} in a code:FILE.yaml")
@@ -136,7 +136,7 @@ def _size(wanted: Sequence[object]) -> int:
 
 def _check_imports(tests: Asserts, source: str) -> None:
     """Tests that use a module without importing it run by the program's import, as in one namespace, or not at all."""
-    tree = parsed(source)
+    tree = parse_python(source)
     there = {name for statement in tree.body for name in defined_names(statement, imports=True)} if tree else set[str]()
     for name, line in tests.refers.lacking.items():
         if name not in there:
@@ -158,24 +158,24 @@ def run_tests(
         done = programs.run(asked, seconds=seconds)
         verdicts = case_verdicts(tests.cases, done)
         lacks = [c.call.name for c, r in zip(tests.cases, done.results, strict=False) if r == _not_there(c.call.name)]
-        why = complaint(done) or _difference(tests, verdicts, done)
+        why = failure_message(done) or _first_difference(tests, verdicts, done)
         return verdicts, printable(f"the program does not define {lacks[0]}: {why}") if lacks else why
     if isinstance(tests, Scripts):
         return _scripts(Program(source=source, language=language), tests, programs, seconds=seconds)
     checker = Checker(source, tests, seconds)
-    verdicts = checker.hold(programs, checkers)
-    said = complaint(checker.done) if checker.done else ""
-    return verdicts, said or printable(_first(verdicts, checker.why))
+    verdicts = checker.run(programs, checkers)
+    said = failure_message(checker.done) if checker.done else ""
+    return verdicts, said or printable(_first_failure(verdicts, checker.why))
 
 
 def _not_there(name: str) -> Raised:
     return Raised(f"KeyError: {name!r}")
 
 
-def complaint(done: Finished) -> str:
+def failure_message(done: Finished) -> str:
     """What ended the program, in one line that can be printed; all but the limit is the program's own word."""
     raised = next((result.text for result in done.results if isinstance(result, Raised)), "")
-    lines = [line for line in done.stderr[:SAID].decode("utf-8", "replace").splitlines() if line.strip()]
+    lines = [line for line in done.stderr[:MAX_MESSAGE].decode("utf-8", "replace").splitlines() if line.strip()]
     wrote = lines[0] if lines and not lines[0].startswith("Traceback") else ""  # of that the error says more
     failed = done.error or raised
     said = [f"ended by the limit of its {done.limit}" if done.limit else "", failed, wrote if failed else ""]
@@ -184,29 +184,29 @@ def complaint(done: Finished) -> str:
 
 def printable(text: str) -> str:
     """One short line."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:SAID]
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:MAX_MESSAGE]
 
 
-def _first(verdicts: Sequence[bool], why: str) -> str:
-    """The complaint about the first test that failed."""
+def _first_failure(verdicts: Sequence[bool], why: str) -> str:
+    """The failure_message about the first test that failed."""
     if all(verdicts):
         return ""
     return f"test {list(verdicts).index(False) + 1} of {len(verdicts)} failed: {why}"
 
 
-def _difference(tests: Cases, verdicts: Sequence[bool], done: Finished) -> str:
+def _first_difference(tests: Cases, verdicts: Sequence[bool], done: Finished) -> str:
     """What the first call returned that should have returned something else."""
     if all(verdicts):
         return ""
     number = list(verdicts).index(False)
     result = done.results[number] if number < len(done.results) else None
     call = tests.cases[number].call
-    given = ", ".join([*map(_shown, call.args), *(f"{k}={_shown(v)}" for k, v in call.kwargs.items())])
-    returned = f"returned {_shown(result.value)}" if isinstance(result, Returned) else "did not return"
-    return printable(_first(verdicts, f"{call.name}({given})"[:100] + f" {returned}"))
+    given = ", ".join([*map(_short_repr, call.args), *(f"{k}={_short_repr(v)}" for k, v in call.kwargs.items())])
+    returned = f"returned {_short_repr(result.value)}" if isinstance(result, Returned) else "did not return"
+    return printable(_first_failure(verdicts, f"{call.name}({given})"[:100] + f" {returned}"))
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     try:
         return reprlib.repr(value)
     except ValueError:  # an integer of too many digits
@@ -221,13 +221,15 @@ def _scripts(program: Program, tests: Scripts, programs: Sandbox, *, seconds: fl
             break
         done = programs.run(replace(program, stdin=given), seconds=seconds)
         late += done.limit in ("time", "cpu")
-        verdicts.append(_printed(done, wanted))
+        verdicts.append(_output_is_right(done, wanted))
         if not verdicts[-1] and not why:
-            why = complaint(done) or printable(f"input {len(verdicts)} of {len(tests.pairs)}: {_unlike(done, wanted)}")
+            why = failure_message(done) or printable(
+                f"input {len(verdicts)} of {len(tests.pairs)}: {_describe_difference(done, wanted)}"
+            )
     return verdicts + [False] * (len(tests.pairs) - len(verdicts)), why
 
 
-def _printed(done: Finished, wanted: str) -> bool:
+def _output_is_right(done: Finished, wanted: str) -> bool:
     """The wanted lines, up to white space at their ends, from a script that ran to its end and not into a signal."""
     try:
         text = done.stdout.decode("utf-8")
@@ -237,7 +239,7 @@ def _printed(done: Finished, wanted: str) -> bool:
     return ended and _lines(text) == _lines(wanted)
 
 
-def _unlike(done: Finished, wanted: str) -> str:
+def _describe_difference(done: Finished, wanted: str) -> str:
     """How what was printed differs from what was wanted."""
     if not done.loaded or (done.status or 0) < 0:
         return f"it did not run to its end (status {done.status})"

@@ -1,5 +1,4 @@
-r"""Reads the form of an answer: lists, sets, tuples, intervals, unions, matrices, relations and equation chains, down
-to single expressions.
+r"""Reads the form of an answer: lists, sets, tuples, intervals, unions, matrices, relations and equation chains.
 
 Answers are split at brackets and separators, as text. For each level of nesting the time is linear in the length.
 """
@@ -22,9 +21,7 @@ _APPROXIMATELY = re.compile(r"\\approx(?![a-z])")
 _MEMBER = re.compile(rf"({VARIABLE}|{POINT}) ?\\in(?![a-z]) ?(?=\S)")
 _BUILDER = re.compile(r"\\\{ ?([A-Za-z]) ?(?:\\in ?\(-\\infty,\\infty\) ?)?(?::|\||\\mid(?![a-z])) ?(.+)\\\}")
 _WITHOUT = re.compile(r"\(-\\infty,\\infty\) ?(?:\\setminus(?![a-z])|-) ?\\\{(.+)\\\}")
-_OUTSIDE_INTERVAL = re.compile(
-    r"\(-\\infty,\\infty\) ?(?:\\setminus(?![a-z])|-) ?([\[(])([^\[\](),;]+),([^\[\](),;]+)([\])])"
-)
+_OUTSIDE = re.compile(r"\(-\\infty,\\infty\) ?(?:\\setminus(?![a-z])|-) ?([\[(])([^\[\](),;]+),([^\[\](),;]+)([\])])")
 _OPTION = re.compile(r"([A-J])\)(?=\s|$)")  # of a choice
 _CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2}) ?([ap])\.? ?m\.?", re.IGNORECASE)
 _CONGRUENT = re.compile(r"(.+?)\\equiv(.+?)[({ ]*(?:\\[pb]?mod(?![a-z])|\bmod\b)[{ ]*([^{}()]+)[})]*")
@@ -36,9 +33,7 @@ _ORDER = re.compile(r"\\le(?![a-z])|\\ge(?![a-z])|<=|>=|<|>")
 _UNEQUAL = re.compile(r"\\ne(?![a-z])")
 _PLAIN = re.compile(r"\s*[+-]?[0-9]+(?:\.[0-9]+)?\s*")
 _PLUS_MINUS = re.compile(r"\\pm(?![a-z])")
-_MONEY = re.compile(
-    r"[+-]?[$\u20ac\u00a3\u00a5\u20b9].*|.*[%\u20ac\u00a3\u00a5\u20b9$]"
-)  # one number: its commas separate no entries
+_MONEY = re.compile(r"[+-]?[$\u20ac\u00a3\u00a5\u20b9].*|.*[%\u20ac\u00a3\u00a5\u20b9$]")  # one number with commas
 _THOUSANDS = re.compile(r"(?<![0-9^_.])([0-9]{1,3}),(?=[0-9]{3}(?![0-9]))")
 
 
@@ -129,7 +124,7 @@ def _read_list(text: str, levels: int) -> Form | None:
         return None
     if {";", "or"} & {*seps} and "," in seps and (found := _read_points(text, levels)):
         return found
-    found = _form_of_parts("many", text, parts, levels)
+    found = _make("many", text, parts, levels)
     if found is not None and set(seps) == {"or"} and _same_variable(found.parts):
         return Form("union", text, found.parts)
     return found
@@ -159,18 +154,14 @@ def _same_variable(parts: Sequence[Form]) -> bool:
 
 
 def _hide_thousands(text: str, *, bracketed: bool = False) -> str:
-    """The text with thousands separators marked, so that they separate no entries.
-
-    They are marked only where each other comma has a space after it. In brackets there must be such a comma:
-    `(-1,200)` has two entries.
-    """
+    """Marks thousands separators where other commas have a space after them; in brackets, where there are others."""
     hidden = _THOUSANDS.sub("\\1\1", text)
     if re.search(r",\S", hidden):
         return text
     return hidden if re.search(r",\s" if bracketed else r",\s|[-+*/=\\A-Za-z]", hidden) else text
 
 
-def _form_of_parts(kind: str, text: str, parts: list[str], levels: int, name: str = "") -> Form | None:
+def _make(kind: str, text: str, parts: list[str], levels: int, name: str = "") -> Form | None:
     """A form of parts, if each part has a form. A list within a list is merged into it."""
     found = [_read(part, levels - 1) for part in parts] if len(parts) <= MAX_PARTS else [None]
     flat = list[Form]()
@@ -217,8 +208,8 @@ def _read_equation(text: str, levels: int) -> Form | None:
     if len(members) == 2 and not names and any(found):
         return None  # an equation
     if found[-1] and any(others != found[-1] for others in found):
-        return _form_of_parts("system", text, split(text, _EQUALS)[0], levels)
-    return _form_of_parts("chain", text, members, levels, name)
+        return _make("system", text, split(text, _EQUALS)[0], levels)
+    return _make("chain", text, members, levels, name)
 
 
 def _read_membership(text: str, levels: int) -> Form | None:
@@ -230,7 +221,7 @@ def _read_membership(text: str, levels: int) -> Form | None:
 
 def _read_union(text: str, levels: int) -> Form | None:
     parts, seps = split(text, re.compile(r"\\cup(?![a-z])"))
-    found = _form_of_parts("union", text, parts, levels) if seps else None
+    found = _make("union", text, parts, levels) if seps else None
     if found is None or any(part.kind != "{}" for part in found.parts):
         return found
     return Form("{}", text, tuple(entry for part in found.parts for entry in part.parts))
@@ -250,11 +241,11 @@ def _read_set_builder(text: str, levels: int) -> Form | None:
 
 def _read_complement(text: str, levels: int) -> Form | None:
     r"""`\mathbb{R} \setminus \{3\}` as two intervals. Several numbers are put in order."""
-    if (outside := _OUTSIDE_INTERVAL.fullmatch(text)) is not None:  # of an interval
+    if (outside := _OUTSIDE.fullmatch(text)) is not None:  # of an interval
         left, low, high, right = outside.groups()
         numbers = [read[0] for part in (low, high) if (read := amount(part)) is not None]
         ends = [rf"(-\infty,{low}{')]'[left == '(']}", rf"{'(['[right == ')']}{high},\infty)"]
-        return _form_of_parts("union", text, ends, levels) if len(numbers) == 2 and numbers[0] < numbers[1] else None
+        return _make("union", text, ends, levels) if len(numbers) == 2 and numbers[0] < numbers[1] else None
     found = _WITHOUT.fullmatch(text)
     left = found.group(1).split(",") if found else []
     numbers = [read[0] for part in left if (read := amount(part)) is not None]
@@ -263,27 +254,27 @@ def _read_complement(text: str, levels: int) -> Form | None:
     left = [left[i] for i in sorted(range(len(left)), key=lambda i: numbers[i])] if len(left) > 1 else left
     ends = [r"-\infty", *left, r"\infty"]
     parts = [f"({a},{b})" for a, b in pairwise(ends)]
-    return _form_of_parts("union", text, parts, levels)
+    return _make("union", text, parts, levels)
 
 
 def _read_ratio(text: str, levels: int) -> Form | None:
     if (clock := _CLOCK.fullmatch(text)) is not None:  # the half of the day is kept as a name: it may be missing
-        found = _form_of_parts(":", text, [*clock.groups()[:2]], levels)
+        found = _make(":", text, [*clock.groups()[:2]], levels)
         return found and replace(found, name=f"{clock.group(3).lower()}m")
     parts, seps = split(text, re.compile(r"(?: ?: ?)|(?<=[0-9]) to (?=[0-9])"))
-    return _form_of_parts(":", text, parts, levels) if seps and all(parts) and len(parts) <= 4 else None
+    return _make(":", text, parts, levels) if seps and all(parts) and len(parts) <= 4 else None
 
 
 def _read_congruence(text: str, levels: int) -> Form | None:
     found = _CONGRUENT.fullmatch(text)
-    return _form_of_parts("mod", text, [part.strip() for part in found.groups()], levels) if found else None
+    return _make("mod", text, [part.strip() for part in found.groups()], levels) if found else None
 
 
 def _read_plus_minus(text: str, levels: int) -> Form | None:
     if len(_PLUS_MINUS.findall(text)) != 1:
         return None
     both = [re.sub(r"^\+\s*", "", _PLUS_MINUS.sub(sign, text)) for sign in ("+", "-")]
-    return _form_of_parts("many", text, both, levels)
+    return _make("many", text, both, levels)
 
 
 def _read_brackets(text: str, levels: int) -> Form | None:
@@ -301,7 +292,7 @@ def _read_brackets(text: str, levels: int) -> Form | None:
         parts, seps = split(_hide_thousands(inside, bracketed=True), re.compile(","))
         parts = [part.replace("\1", ",") for part in parts]
     if seps or (kind == "{}" and inside != r"\emptyset"):
-        return _form_of_parts(kind, text, parts, levels)
+        return _make(kind, text, parts, levels)
     return _read(inside, levels - 1) if kind == "()" else None
 
 
@@ -320,7 +311,7 @@ def _read_matrix(text: str, levels: int) -> Form | None:
     if inner is None or r"\begin" in inner.group(1):
         return None
     lines = [line for line in re.split(r"\\\\", inner.group(1)) if line.strip()]
-    rows = [_form_of_parts("row", line, [cell.strip() for cell in line.split("&")], levels - 1) for line in lines]
+    rows = [_make("row", line, [cell.strip() for cell in line.split("&")], levels - 1) for line in lines]
     good = [row for row in rows if row is not None]
     if not good or len(good) < len(rows) or len({len(row.parts) for row in good}) != 1:
         return None
@@ -341,8 +332,8 @@ def _read_order(text: str, levels: int) -> Form | None:
     if not up[0]:
         parts, closed = parts[::-1], closed[::-1]
     if len(parts) > 3:
-        return _form_of_parts(f"order {closed}", text, parts, levels)
-    if len(parts) == 2 and (size := _read_absolute_value(parts, closed[0], text, levels)):
+        return _make(f"order {closed}", text, parts, levels)
+    if len(parts) == 2 and (size := _read_modulus(parts, closed[0], text, levels)):
         return size
     sides = (
         parts
@@ -353,23 +344,23 @@ def _read_order(text: str, levels: int) -> Form | None:
     )
     middle = sides[1]
     if not _is_variable(middle, sides[0] + sides[2]):
-        return _form_of_parts(f"order {closed}", text, parts, levels)
+        return _make(f"order {closed}", text, parts, levels)
     inside = closed if len(parts) == 3 else [*closed, False] if sides[2] == r"\infty" else [False, *closed]
     kind = "(["[inside[0]] + ")]"[inside[1]]
-    found = _form_of_parts(kind, text, [sides[0], sides[2]], levels)
+    found = _make(kind, text, [sides[0], sides[2]], levels)
     return found and replace(found, name=re.sub(r"[ {}]", "", middle))
 
 
-def _read_absolute_value(sides: list[str], closed: bool, text: str, levels: int) -> Form | None:
+def _read_modulus(sides: list[str], closed: bool, text: str, levels: int) -> Form | None:
     """`|x| < 3` as an interval, `|x| > 3` as two; z and w may be complex."""
     found = [re.fullmatch(r"\| ?([a-vxy]) ?\|", side) for side in sides]
     if found[0] and not letters(sides[1]):
-        made = _form_of_parts("[]" if closed else "()", text, [f"-({sides[1]})", sides[1]], levels)
+        made = _make("[]" if closed else "()", text, [f"-({sides[1]})", sides[1]], levels)
         return made and replace(made, name=found[0].group(1))
     if found[1] and not letters(sides[0]):
         left, right = ("]", "[") if closed else (")", "(")
         ends = [rf"(-\infty,-({sides[0]}){left}", rf"{right}{sides[0]},\infty)"]
-        made = _form_of_parts("union", text, ends, levels)
+        made = _make("union", text, ends, levels)
         return made and replace(made, name=found[1].group(1))
     return None
 
@@ -385,27 +376,15 @@ def _read_unequal(text: str, levels: int) -> Form | None:
         return None
     sides = sides if _is_variable(*sides) else sides[::-1]
     if not _is_variable(*sides):
-        return _form_of_parts("unequal", text, sides, levels)
-    found = _form_of_parts("union", text, [rf"(-\infty,{sides[1]})", rf"({sides[1]},\infty)"], levels)
+        return _make("unequal", text, sides, levels)
+    found = _make("union", text, [rf"(-\infty,{sides[1]})", rf"({sides[1]},\infty)"], levels)
     return found and replace(found, name=re.sub(r"[ {}]", "", sides[0]))
 
 
 _READERS = (
-    *(
-        _read_rounded,
-        _read_equation,
-        _read_membership,
-        _read_union,
-        _read_complement,
-        _read_set_builder,
-        _read_brackets,
-        _read_plus_minus,
-        _read_matrix,
-        _read_congruence,
-        _read_order,
-        _read_ratio,
-    ),
-)
+    _read_rounded, _read_equation, _read_membership, _read_union, _read_complement, _read_set_builder,
+    _read_brackets, _read_plus_minus, _read_matrix, _read_congruence, _read_order, _read_ratio,
+)  # fmt: skip
 
 
 def relation(text: str) -> tuple[str, str, str] | None:
