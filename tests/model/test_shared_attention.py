@@ -151,7 +151,7 @@ def test_what_the_kernels_cannot_read_as_it_lies_is_copied(strides: tuple[int, i
         if strides[0] < 33
         else torch.randn(200).as_strided((3, 2, 16), strides)
     )
-    found = shared_attention._lined(x)
+    found = shared_attention._kernel_layout(x)
     assert found.stride() == (32, 16, 1)
     assert torch.equal(found, x)
 

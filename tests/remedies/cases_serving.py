@@ -289,7 +289,7 @@ def _cached(world: World, *, name: str = "owner/mine", damage: bool = False) -> 
         folder.mkdir(parents=True)
         for path in Path(world / "model").iterdir():
             (folder / path.name).write_bytes(path.read_bytes())
-        fetch._sign(folder, source=name, revision="")
+        fetch._write_manifest(folder, source=name, revision="")
         if damage:
             (folder / "config.json").unlink()
         resolve(name)
