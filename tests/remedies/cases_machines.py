@@ -28,7 +28,13 @@ from hone.serve.load import load
 from hone.types import Task
 
 SIZES = {"model_type": "qwen3", "vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-WINDOWED = {**SIZES, "num_attention_heads": 1, "use_sliding_window": True, "sliding_window": 4}
+WINDOWED = {
+    **SIZES,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "use_sliding_window": True,
+    "sliding_window": 4,
+}
 SECRET = "a secret of the tests"
 
 
