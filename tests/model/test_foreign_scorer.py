@@ -82,8 +82,8 @@ def test_scores_are_those_of_transformers_row_by_row(name, folders, monkeypatch)
 
 
 def test_a_causal_models_score_is_known_at_every_token_and_an_encoders_at_the_end(folders):
-    assert load_scorer(folders["gpt2"][1]).everywhere  # pyright: ignore[reportAttributeAccessIssue]
-    assert not load_scorer(folders["bert"][1]).everywhere  # pyright: ignore[reportAttributeAccessIssue]
+    assert load_scorer(folders["gpt2"][1]).scores_each_token  # pyright: ignore[reportAttributeAccessIssue]
+    assert not load_scorer(folders["bert"][1]).scores_each_token  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_rows_beyond_the_context_and_several_labels_are_refused(folders, tmp_path):

@@ -325,7 +325,7 @@ def test_who_needs_the_library_while_another_builds_it_waits_and_builds_nothing(
     compiler, target = tmp_path / "compiler", tmp_path / "native" / "hone.so"
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
-    threads = [threading.Thread(target=building.compiled, args=(str(compiler), target)) for _ in range(3)]
+    threads = [threading.Thread(target=building.compile_library, args=(str(compiler), target)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -45,8 +45,8 @@ def drawn(w: World, *prompts: Any) -> None:
     hone.load(w / "model").sample(prompts, max_tokens=2)
 
 
-def scored(w: World, completions: Any) -> None:
-    hone.load(w / "model").logprobs(["a", "b"], completions)
+def scored(w: World, completions: Any, *, prompts: Any = ("a", "b")) -> None:
+    hone.load(w / "model").logprobs(prompts, completions)
 
 
 def evaluated(w: World, **given: Any) -> None:
@@ -125,6 +125,7 @@ PARAMETERS = [
     call(lambda w: drawn(w, [5, 6]), lambda w: drawn(w, "a"), "give text, or a list of chat messages"),
     call(lambda w: scored(w, "ab"), lambda w: scored(w, ["a", "b"]), "give a list with one for each prompt"),
     call(lambda w: scored(w, ["a", None]), lambda w: scored(w, ["a", [5]]), "what `sample` returned, or token ids"),
+    call(lambda w: scored(w, ["a"], prompts=[""]), lambda w: scored(w, ["a"], prompts=["b"]), "has no token"),
     call(lambda w: hone.load(""), lambda w: hone.load(w / "model"), "a fetched model's name, or a folder"),
     call(lambda w: evaluated(w, limit=-1), lambda w: evaluated(w, limit=0), "give a number of problems, or 0 for all"),
     call(lambda w: evaluated(w, samples=0), lambda w: evaluated(w, samples=1), "samples is 0: set it to 1 or more"),

@@ -59,7 +59,7 @@ COMMANDS = [
     ),
     command(
         "corpus clean WORLD/text.jsonl --out WORLD/c2 --rule min_words=nan",
-        "corpus clean WORLD/text.jsonl --out WORLD/c3 --rule min_words=off --languages off --toxicity off --workers 1",
+        "corpus clean WORLD/text.jsonl --out WORLD/c9 --rule min_words=off --languages off --toxicity off --workers 1",
         "is nan: set it to a number, or off",
     ),
     command(

@@ -134,11 +134,11 @@ SERVERS = [
 ]
 
 
-def _requested(world: World, *numbers: int, noise: int | None = None, **more: Any) -> None:
+def _requested(world: World, *numbers: int, random_id: int | None = None, **more: Any) -> None:
     model = decoder(258)
     runner = make_runner(model, max_rows=2, capacity=16, switch=more.pop("switch", partial(use_adapter, model)))
     engine = Engine(runner, vocab_size=258)
-    engine.submit([Request(id=n, prompt=(5,), params=params(**more), noise=noise) for n in numbers])
+    engine.submit([Request(id=n, prompt=(5,), params=params(**more), random_id=random_id) for n in numbers])
 
 
 def _sampled(world: World, adapter: Any, *, switched: bool = True) -> None:
@@ -183,7 +183,7 @@ def _runner(world: World, **more: Any) -> Any:
 
 SAMPLERS = [
     given(lambda w, ids: _requested(w, *ids), (1, 1), (1, 2), "give each its own id"),
-    given(lambda w, n: _requested(w, 1, noise=n), -1, 0, "number it from 0 to 2**64 - 1"),
+    given(lambda w, n: _requested(w, 1, random_id=n), -1, 0, "number it from 0 to 2**64 - 1"),
     given(
         lambda w, ids: _requested(w, 1, stop_ids=ids),
         frozenset({999}),

@@ -252,7 +252,7 @@ def test_a_signal_that_is_told_twice_is_one():
     "place",
     [
         "hone.launch.train.prepare",
-        "hone.launch.job.describe",
+        "hone.launch.job.write_settings",
         "hone.launch.job.files.save_folder",
     ],
 )

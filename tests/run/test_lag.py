@@ -149,7 +149,7 @@ def test_what_fails_beside_the_update_ends_the_run_with_its_words(world: World, 
 
 def test_two_signals_end_the_run_and_what_was_being_made(world: World, tmp_path: Path, monkeypatch):
     count, before, answered = itertools.count(), set(threading.enumerate()), threading.Event()
-    monkeypatch.setattr("hone.launch.signals._answer", lambda number: answered.set())
+    monkeypatch.setattr("hone.launch.signals._print_stopping", lambda number: answered.set())
 
     def rude(completion: str) -> float:
         if next(count) == 20:

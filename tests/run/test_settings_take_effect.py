@@ -16,6 +16,7 @@ from hone.model.lora import LoRALinear
 from hone.model.policy import OwnCritic, Policy, ReferenceView, SharedCritic
 from hone.model.scorer import Scorer
 from hone.rollout.local import LocalSampler
+from hone.train.learner import Learner
 
 torch.set_num_threads(1)
 
@@ -235,23 +236,19 @@ def test_evaluation_draws_other_numbers_than_training_and_leaves_no_mark(world: 
     assert [{k: v for k, v in row.items() if not k.startswith("eval/")} for row in rows] == metrics(plain)
 
 
-def test_the_threads_are_those_asked_for(world: World, tmp_path: Path):
-    before = torch.get_num_threads()
-    try:
-        hone.run(recipe(world, "sft", tmp_path / "run", "train.threads=2", "train.steps=1"))
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_only_deterministic_operations_are_used_where_asked(asked: bool, world: World, tmp_path: Path):
-    before = torch.are_deterministic_algorithms_enabled()
-    try:
-        hone.run(recipe(world, "sft", tmp_path / "run", f"train.deterministic={asked}", "train.steps=1"))
-        assert torch.are_deterministic_algorithms_enabled() == asked
-    finally:
-        torch.use_deterministic_algorithms(before)
+@pytest.mark.parametrize(
+    ("setting", "read", "value"),
+    [
+        ("train.threads=2", torch.get_num_threads, 2),
+        ("train.deterministic=true", torch.are_deterministic_algorithms_enabled, True),
+        ("train.deterministic=false", torch.are_deterministic_algorithms_enabled, False),
+    ],
+)
+def test_torch_is_set_during_the_run(setting, read, value, world: World, tmp_path: Path, monkeypatch):
+    seen, end = list[object](), Learner.end_iteration
+    monkeypatch.setattr(Learner, "end_iteration", lambda self: (seen.append(read()), end(self)))
+    hone.run(recipe(world, "sft", tmp_path / "run", setting, "train.steps=1"))
+    assert seen == [value]
 
 
 def test_every_group_of_settings_is_read_somewhere():

@@ -131,7 +131,7 @@ def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
         next(iter(learner.trained().values())).data.mul_(torch.nan if learner.version == 1 else 1.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "end", struck)
+        patch.setattr(Learner, "end_iteration", struck)
         with pytest.raises(HoneError):
             hone.run(recipe(world, "sft", folder / "bad", "train.steps=2"))
     return folder

@@ -26,7 +26,7 @@ def server(folders: Path) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def strict(folders: Path) -> Iterator[Server]:
     """Little patience, and two requests at a time."""
-    busy = min(patience(1.0), 3.0)
+    busy = min(patience(1.0), 2.0)
     before = (
         "import hone.serve.server as s, hone.serve.http as h; "
         f"s.HEAD_SECONDS = h.BODY_SECONDS = {0.6 * busy}; s.STALLED_SECONDS = h.STALLED_SECONDS = {0.5 * busy}; "

@@ -37,9 +37,10 @@ def test_more_requests_than_allowed_are_asked_to_come_back(strict: Server):
 
 
 def test_a_request_that_takes_too_long_is_ended(strict: Server):
-    status, _, answer = strict.ask("POST", COMPLETIONS, {**LONG, "n": 100})
+    much = {"prompt": [LONG["prompt"]] * 2, "n": 128}
+    status, _, answer = strict.ask("POST", COMPLETIONS, {**LONG, **much})
     assert (status, answer["error"]["code"]) == (504, "timeout")
-    with begin(strict, n=100) as sock:
+    with begin(strict, **much) as sock:
         told = rest(sock)
     event = [line for line in told.split(b"\n") if line.startswith(b"data: ")][-1]
     assert json.loads(event[6:])["error"]["code"] == "timeout"

@@ -21,7 +21,9 @@ def test_clean_and_overlap(tmp_path, capsys):
     assert kept(out) == [prose(0), prose(1)]
     assert json.loads((out / "manifest.json").read_text())["settings"]["rules"]["min_stop_words"] is None
     assert main(words) == 2  # other rules, same folder
-    assert "--restart" in capsys.readouterr().err
+    assert "other settings (rules.min_stop_words, rules.min_words): " in capsys.readouterr().err
+    assert main([*words, "--near", "off"]) == 2  # a step less needs a library less
+    assert "other settings (near, " in capsys.readouterr().err
     assert main(["corpus", "overlap", source, "--eval", evals, "--workers", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(p["overlap"], p["items"]) for p in found["pairs"]] == [(1, 1)]

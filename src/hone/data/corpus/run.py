@@ -174,10 +174,11 @@ def _wipe(folder: Path) -> None:
 
 
 def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    for key in ("format", "sources", "inputs", "evals", "versions"):
+    for key in ("format", "sources", "inputs", "evals"):
         if old[key] != new[key]:
-            words = {"inputs": "input files (size or time changed)", "evals": "evaluation sets"}
-            return {**words, "versions": "library versions"}.get(key, key)
+            return {"inputs": "input files (size or time changed)", "evals": "evaluation sets"}.get(key, key)
+    if any(old["versions"].get(name, version) != version for name, version in new["versions"].items()):
+        return "library versions"  # a step that is switched on or off brings its library: that is a setting
     changed = [key for key, value in new["settings"].items() if old["settings"].get(key) != value]
     rules = (new["settings"]["rules"], old["settings"].get("rules", {}))
     changed += [f"rules.{name}" for name, value in rules[0].items() if rules[1].get(name) != value]
