@@ -186,11 +186,12 @@ def test_a_step_that_kept_nothing_has_no_metric_of_an_update_and_ends_no_run(wor
     [
         (["save.best=eval/reward"], "set eval_data"),
         (["save.best=eval/loss", "eval_data=DATA", "save.every=3", "train.eval_every=2"], "train.eval_every"),
+        (["save.best=eval/loss", "eval_data=DATA", "save.every=0", "train.eval_every=2"], "save.every"),
         (["save.best=rewrad"], "did you mean 'reward'"),
         (["save.milestones=-1"], "at least 0"),
         (["save.best_is=middle"], "highest"),
     ],
-    ids=["no data", "other steps", "no such metric", "negative", "middle"],
+    ids=["no data", "other steps", "by the clock alone", "no such metric", "negative", "middle"],
 )
 def test_what_cannot_be_kept_is_said_early(settings, says: str, world: World, tmp_path: Path, capsys):
     settings = [setting.replace("DATA", world.data("problems")) for setting in settings]
