@@ -162,6 +162,14 @@ def test_the_last_the_best_and_milestones_are_kept(which: str, world: World, tmp
     checkpoint.verify(tmp_path / "run/checkpoints" / checkpoint.name_of(best))
 
 
+def test_the_checkpoint_of_a_run_that_a_limit_stopped_may_be_the_best(world: World, tmp_path: Path):
+    settings = ["limits.truncated_stop=0.0", "limits.patience_stop=2", "train.steps=9", "save.best=truncated"]
+    with pytest.raises(HoneError, match="stopped at step"):
+        package.run(recipe(world, "grpo", tmp_path / "run", *settings))
+    (last,) = checkpoints(tmp_path / "run/checkpoints")
+    assert (tmp_path / "run/checkpoints/best").read_text() == checkpoint.name_of(last)
+
+
 def test_the_best_held_out_one_outlives_a_resume(world: World, tmp_path: Path, monkeypatch):
     settings = ["train.steps=6", "save.every=1", "save.keep=1", "save.best=eval/loss", "save.best_is=lowest"]
     settings += [f"eval_data={world.data('answers')}", "train.eval_every=1"]
