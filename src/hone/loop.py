@@ -16,11 +16,22 @@ from hone.data.feed.token_batches import TokenBatches
 from hone.dist import collect
 from hone.errors import HoneError
 from hone.log.rollouts import rollout_statistics
+from hone.log.stats import Stats
 from hone.rollout.supply import Roll, RolloutQueue, Score, Supply, as_queue, check_lag
 from hone.train import trust_region
 from hone.train.annotate import Annotator, annotate, mismatched_batch
 from hone.train.learner import Learner
-from hone.train.update import Correct, adapt_controls, assign_credit, measure_update_kl, summary, update, weigh
+from hone.train.update import (
+    Correct,
+    adapt_controls,
+    assign_credit,
+    measure_update_kl,
+    summary,
+    totals,
+    trained_on,
+    update,
+    weigh,
+)
 from hone.types import Group, Task
 
 
@@ -76,8 +87,9 @@ def online(
             supply.timer("annotate")
             for epoch in range(epochs):
                 shuffle = hash_seed(seed, learner.version, epoch)
-                for minibatch in annotator.minibatches(batch, count=minibatches, seed=shuffle):
-                    minibatch = weigh(minibatch, algo, correct=correct)  # each token's weight in the loss
+                cut = annotator.minibatches(batch, count=minibatches, seed=shuffle)
+                for minibatch, counts in trained_on(cut):
+                    minibatch = weigh(minibatch, algo, counts, correct=correct)  # each token's weight in the loss
                     stats.merge(take_step(learner, minibatch, algo))
             measure_update_kl(stats, learner, batch, algo)
         seconds = supply.wait()  # with a lag, for the rollouts that were sampled beside these updates
@@ -103,8 +115,9 @@ def offline(
         groups = groups[collect.share(len(groups))]
         batch = collate(groups).to(learner.device)
         batch = annotate(batch, algo, learner, mismatched=mismatched)
-        batch = weigh(batch, algo)
-        stats = update(learner, batch, algo)
+        counts = totals(batch)
+        batch = weigh(batch, algo, counts)
+        stats = update(learner, batch, algo) if counts.rows else Stats()
         stats.add("tokens", float(batch.mask.sum()), 1 / collect.world()[1])
         metrics = summary(stats, seconds=time.perf_counter() - start)
         adapt_controls(learner, algo, metrics)

@@ -102,7 +102,7 @@ SETTINGS = [
         "sft",
         "save.best=eval/loss",
         "eval_data=WORLD/answers.jsonl train.eval_every=2 save.every=2",
-        "set eval_data, and train.eval_every to save.every",
+        "set eval_data, and save.every and train.eval_every to the same number of steps",
     ),
     settings(
         "grpo", "process.path=WORLD/judge train.lag=1 train.mismatch=truncate", "train.lag=0", "or set train.lag=0"

@@ -12,7 +12,7 @@ from each import each
 from patience import patience
 
 from hone.errors import HoneError
-from hone.reward.group_scorer import GroupScorer
+from hone.reward.group_scorer import GroupScorer, count_invalid
 from hone.reward.outcome import LOCATION
 from hone.reward.score import Reward, score
 from hone.reward.verify import VERIFIERS
@@ -86,6 +86,24 @@ def test_too_many_invalid_ones_stop_the_run_and_say_why():
     ):
         marker([[rollout("a"), rollout("b"), rollout("")]])
     marker([[rollout("a"), rollout("")]])
+
+
+def test_the_share_of_invalid_ones_is_of_the_whole_step_with_the_rounds_before():
+    marker = GroupScorer(reward=Reward(lambda completion: None if completion else 1.0), max_invalid=0.5)
+    first = marker([[rollout(""), rollout(""), rollout("a")]])
+    assert len(marker.after(first)([[rollout("b")]])[0]) == 1  # 2 of 4
+    with pytest.raises(HoneError, match="3 of 5 rewards are invalid"):
+        marker.after(first)([[rollout("b"), rollout("c")]])
+    limits = list[float]()
+
+    def noted(completions):
+        counter = count_invalid()
+        assert counter is not None
+        limits.append(counter.max_invalid)
+        return [1.0] * len(completions)
+
+    GroupScorer(reward=Reward(noted), max_invalid=0.5).after(first).fill([[rollout()] * 3])
+    assert limits == [2.0]  # 3 of 6, of which the step has 1
 
 
 # --- what a function does ---

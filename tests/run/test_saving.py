@@ -162,6 +162,14 @@ def test_the_last_the_best_and_milestones_are_kept(which: str, world: World, tmp
     checkpoint.verify(tmp_path / "run/checkpoints" / checkpoint.name_of(best))
 
 
+def test_the_checkpoint_of_a_run_that_a_limit_stopped_may_be_the_best(world: World, tmp_path: Path):
+    settings = ["limits.truncated_stop=0.0", "limits.patience_stop=2", "train.steps=9", "save.best=truncated"]
+    with pytest.raises(HoneError, match="stopped at step"):
+        package.run(recipe(world, "grpo", tmp_path / "run", *settings))
+    (last,) = checkpoints(tmp_path / "run/checkpoints")
+    assert (tmp_path / "run/checkpoints/best").read_text() == checkpoint.name_of(last)
+
+
 def test_the_best_held_out_one_outlives_a_resume(world: World, tmp_path: Path, monkeypatch):
     settings = ["train.steps=6", "save.every=1", "save.keep=1", "save.best=eval/loss", "save.best_is=lowest"]
     settings += [f"eval_data={world.data('answers')}", "train.eval_every=1"]
@@ -186,11 +194,12 @@ def test_a_step_that_kept_nothing_has_no_metric_of_an_update_and_ends_no_run(wor
     [
         (["save.best=eval/reward"], "set eval_data"),
         (["save.best=eval/loss", "eval_data=DATA", "save.every=3", "train.eval_every=2"], "train.eval_every"),
+        (["save.best=eval/loss", "eval_data=DATA", "save.every=0", "train.eval_every=2"], "save.every"),
         (["save.best=rewrad"], "did you mean 'reward'"),
         (["save.milestones=-1"], "at least 0"),
         (["save.best_is=middle"], "highest"),
     ],
-    ids=["no data", "other steps", "no such metric", "negative", "middle"],
+    ids=["no data", "other steps", "by the clock alone", "no such metric", "negative", "middle"],
 )
 def test_what_cannot_be_kept_is_said_early(settings, says: str, world: World, tmp_path: Path, capsys):
     settings = [setting.replace("DATA", world.data("problems")) for setting in settings]

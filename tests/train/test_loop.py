@@ -30,6 +30,8 @@ from hone.data.feed.source import Source
 from hone.errors import HoneError
 from hone.log.rollouts import rollout_statistics, varied
 from hone.loop import hash_seed, offline, online
+from hone.reward.group_scorer import GroupScorer
+from hone.reward.score import Reward
 from hone.train.learner import Learner
 from hone.types import Group, Outcome, Rollout, Stop, Task
 
@@ -77,6 +79,14 @@ def test_refill_asks_for_what_is_still_missing() -> None:
     assert roll.sizes == [5, 2, 1, 1]
     assert len(it.groups) == 9
     assert it.metrics["kept"] == pytest.approx(5 / 9)
+
+
+def test_an_invalid_reward_of_a_small_refill_does_not_end_the_run() -> None:
+    values = iter([*VARIED * 4, *EVEN, None, *VARIED[1:]])
+    score = GroupScorer(reward=Reward(lambda completions: [next(values) for _ in completions]), max_invalid=0.2)
+    _, roll, run = started(dapo(overlong="off"), score)
+    assert next(run).metrics["invalid"] == pytest.approx(1 / 24)
+    assert roll.sizes == [5, 1]
 
 
 def test_refill_gives_up_after_its_rounds_and_trains_on_what_there_is() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hone.config.recipe import Recipe
 from hone.config.values import Misfit, fit, shown_value
 from hone.data.text.tokenizer import Tokenizer
+from hone.dist.collect import local_part
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
 from hone.model.formats.cache import resolve
@@ -25,7 +26,6 @@ from hone.model.scorer import Scorer
 from hone.storage import files, names
 from hone.storage.files import load_optimizer, load_tensors, optimizer_tensors, save_tensors
 from hone.storage.textfile import read_text
-from hone.train.guard import local
 from hone.train.learner import Learner
 
 if TYPE_CHECKING:
@@ -121,9 +121,9 @@ def take_snapshot(
 
 def _changed_in_place(policy: Policy | Scorer, learner: Learner) -> Iterator[Tensor]:
     """What an update changes in place."""
-    yield from (local(p) for p in policy.parameters() if p.requires_grad)
-    yield from (local(p) for p in learner.trained().values())
-    yield from (local(x) for x in optimizer_tensors(learner.optimizer).values())
+    yield from (local_part(p) for p in policy.parameters() if p.requires_grad)
+    yield from (local_part(p) for p in learner.trained().values())
+    yield from (local_part(x) for x in optimizer_tensors(learner.optimizer).values())
 
 
 def _state(learner: Learner, *, recipe: Recipe, parts: Mapping[str, Resumable], score: float | None) -> dict[str, Any]:

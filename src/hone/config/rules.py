@@ -75,6 +75,7 @@ def _validate_together(recipe: Recipe) -> None:
 
 def _naming(recipe: Recipe) -> list[tuple[bool, str]]:
     model, spec, best = recipe.model, recipe.train, recipe.save.best
+    evaluated = spec.eval_every or spec.steps  # steps between evaluations
     return [
         (not recipe.name or "/" in recipe.name, f"name is {recipe.name!r}: it must be a plain word, it names a folder"),
         (not recipe.out, "out is empty: set the folder to write the run to, as in out=runs/{name}"),
@@ -89,8 +90,9 @@ def _naming(recipe: Recipe) -> list[tuple[bool, str]]:
         ),
         (
             best.startswith("eval/")
-            and (not recipe.eval_data or recipe.save.every % (spec.eval_every or spec.steps) > 0),
-            f"save.best is {best}, which not every saved step has: set eval_data, and train.eval_every to save.every",
+            and (not recipe.eval_data or recipe.save.every % evaluated > 0 or evaluated > 1 > recipe.save.every),
+            f"save.best is {best}, which not every saved step has: "
+            "set eval_data, and save.every and train.eval_every to the same number of steps",
         ),
         (recipe.lora.rank > 0 and not recipe.lora.targets, "lora.targets is empty: use all-linear, or set lora.rank=0"),
         (

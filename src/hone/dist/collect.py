@@ -2,7 +2,7 @@
 one code path."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -69,6 +69,17 @@ def total(x: Tensor) -> Tensor:
     x = x.clone()
     dist.all_reduce(x)
     return x
+
+
+def is_sharded(x: Tensor) -> bool:
+    """Whether ranks hold parts of it; see dist/spread.py."""
+    return hasattr(x, "to_local")
+
+
+@torch.no_grad()
+def local_part(x: Tensor) -> Tensor:
+    """This rank's part of it, in its own memory; all of it where it is whole."""
+    return cast(Any, x).to_local() if is_sharded(x) else x.detach()
 
 
 def total_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:

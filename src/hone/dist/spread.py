@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from hone.dist.collect import is_sharded
 from hone.errors import HoneError
 from hone.model.decoder import TABLE, Decoder
 from hone.model.formats.foreign import Foreign
@@ -66,21 +67,10 @@ def reshard(module: nn.Module) -> None:
         unit.reshard()
 
 
-def is_sharded(x: Tensor) -> bool:
-    """Whether ranks hold parts of it."""
-    return hasattr(x, "to_local")
-
-
 @torch.no_grad()
 def full_tensor(x: Tensor) -> Tensor:
     """The tensor that ranks hold parts of; every rank takes part, and has it."""
     return cast("DTensor", x).full_tensor() if is_sharded(x) else x.detach()
-
-
-@torch.no_grad()
-def local_part(x: Tensor) -> Tensor:
-    """This rank's part, in the memory of the parameter itself."""
-    return cast("DTensor", x).to_local() if is_sharded(x) else x.detach()
 
 
 def full_from_part(part: Tensor, like: Tensor) -> Tensor:

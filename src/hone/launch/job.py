@@ -40,7 +40,7 @@ from hone.rollout.local import LocalSampler
 from hone.rollout.supply import Roller, RolloutQueue
 from hone.storage import files, names
 from hone.storage.files import load_tensors, save_tensors
-from hone.train.guard import SpikeDetector, count_nonfinite, local
+from hone.train.guard import SpikeDetector, count_nonfinite_weights
 from hone.train.learner import Learner
 from hone.train.threads import threads
 from hone.types import Group, Task
@@ -131,7 +131,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
             job.held_rows = feeds.groups(recipe.eval_data, vocabulary, context=context, how=how)
     if resume_from is not None:
         _restore_run(job, resume_from, changed=changed)
-    learner.guard.known_nonfinite = sum(count_nonfinite(local(x)) for x in learner.trained().values())
+    learner.guard.known_nonfinite = count_nonfinite_weights(learner.trained().values())
     return job
 
 

@@ -16,7 +16,7 @@ from hone.errors import HoneError, Unsaved
 from hone.launch.job import Run, parts, publish, save
 from hone.loop import Iteration
 from hone.storage import files, names
-from hone.train.guard import count_nonfinite, local
+from hone.train.guard import count_nonfinite_weights
 
 T = TypeVar("T")
 
@@ -143,11 +143,8 @@ def roll_back(job: Run, folder: Path, metrics: Mapping[str, float]) -> str:
     regular checkpoint. Returns what happened, or "". Steps, schedule and data go on from where they are."""
     if job.spikes is None:
         return ""
-    bad = sum(count_nonfinite(local(x)) for x in job.learner.trained().values())
-    lost, leaps = (
-        collect.count(bad) > job.learner.guard.known_nonfinite,
-        "loss" in metrics and job.spikes.is_spike(metrics["loss"]),
-    )
+    lost = count_nonfinite_weights(job.learner.trained().values()) > job.learner.guard.known_nonfinite
+    leaps = "loss" in metrics and job.spikes.is_spike(metrics["loss"])
     if not (lost or leaps):
         return ""
     why = "the weights are not finite" if lost else f"the loss is {metrics['loss']:.4g}"

@@ -291,16 +291,16 @@ def _iterations(job: Run) -> Iterator[loop.Iteration]:
 
 def _watch(job: Run, folder: Path, metrics: Mapping[str, float], *, note: Callable[[str], None]) -> None:
     """Print what is going wrong. Past a stop limit, save and end the run."""
-    guard = job.learner.guard
+    guard, score = job.learner.guard, metrics.get(job.recipe.save.best)
     for text in _gather_events(guard.drain()):
         note(f"step {job.step}: {text}")
     if guard.stop_reason:
-        save(job, folder)
+        save(job, folder, score=score)
         raise HoneError(f"stopped at step {job.step}: {guard.stop_reason}: {restart_point(job, folder)}")
     for warning in job.monitor.check(metrics):
         note(f"step {job.step}: {warning.severity}: {warning.message}")
         if warning.severity == "stop":
-            save(job, folder)
+            save(job, folder, score=score)
             raise HoneError(f"stopped at step {job.step}: {warning.message}; the run is saved in {folder}")
 
 

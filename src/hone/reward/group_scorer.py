@@ -67,11 +67,13 @@ class GroupScorer:
     """Scores groups of rollouts, and raises HoneError where too many outcomes are invalid.
 
     held_out: another verifier. Its verdict is recorded among the parts and adds nothing to the reward.
+    earlier: the step's rollouts of rounds before this one. The share is of the whole step.
     """
 
     reward: RewardScorer
     max_invalid: float = 0.2
     held_out: RewardScorer | None = None
+    earlier: Sequence[Rollout] = ()
     timeouts: list[str] = field(default_factory=list[str])  # the reason of the first time-out, which is reported
     reported: set[str] = field(default_factory=set[str])  # kinds of reasons of the held-out verifier, reported once
 
@@ -85,12 +87,17 @@ class GroupScorer:
         self.check(scored)
         return scored
 
+    def after(self, groups: Sequence[Group]) -> "GroupScorer":
+        """The scorer of a further round of a step that has these scored groups already."""
+        return replace(self, earlier=[r for g in groups for r in g])
+
     def fill(self, groups: Sequence[Group], *, bad: Sequence[Outcome] = (), count: int = 0) -> list[Group]:
         """The same groups with outcomes.
 
-        bad: invalid outcomes that the step has already. count: the number of rollouts of the step (0: of these groups).
+        bad: invalid outcomes that the round has already. count: the rollouts of the round (0: of these groups).
         """
-        count = count or sum(map(len, groups))
+        count = (count or sum(map(len, groups))) + len(self.earlier)
+        bad = [*(r.outcome for r in self.earlier if r.outcome is not None and not r.outcome.valid), *bad]
         try:
             with limit_invalid(self.max_invalid * count - len(bad), self._report_timeout):
                 scored = score(groups, self.reward)
@@ -109,7 +116,7 @@ class GroupScorer:
 
     def check(self, groups: Sequence[Group]) -> None:
         """Raises HoneError where the share of invalid outcomes is above `max_invalid`: the reward is broken."""
-        rollouts = [r for g in groups for r in g]
+        rollouts = [*self.earlier, *(r for g in groups for r in g)]
         outcomes = [r.outcome for r in rollouts if r.outcome is not None]
         if len(outcomes) < len(rollouts):
             raise ValueError("a rollout is not scored")

@@ -48,6 +48,8 @@ class Scoring(Protocol):
 
     def check(self, groups: Sequence[Group]) -> None: ...
 
+    def after(self, groups: Sequence[Group]) -> Self: ...
+
 
 class Cancelled(Exception):
     """The caller cancelled this work."""

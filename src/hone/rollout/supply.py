@@ -98,19 +98,19 @@ class Supply:
         found: Rounds = []
         missing, algo = self._prompts, self._algo
         while missing > 0 and len(found) < (self._refill_rounds if algo.refill else 1):
-            make = partial(self._round, missing, timer)
+            make = partial(self._round, missing, timer, [g for groups in found for g in groups])
             # a rank that fails must not leave the others waiting; with a lag they agree when they wait for the thread
             found.append(make() if self.queue.lag else collect.together(make))
             if algo.refill:  # ranks talk here only then: with a lag this is another thread
                 missing -= collect.count(len(algo.select(found[-1])))
         return found
 
-    def _round(self, prompts: int, timer: StageTimer) -> list[Group]:
-        """Rollouts of this rank's part of the next tasks, with their outcomes."""
-        tasks = self.queue.feed.take(prompts)
-        return sample_and_score(
-            self._roll, self._score, tasks, timer, stop=self.queue.stop, on_sampled=self._on_sampled
-        )
+    def _round(self, prompts: int, timer: StageTimer, earlier: list[Group]) -> list[Group]:
+        """Rollouts of this rank's part of the next tasks, with their outcomes. earlier: those of the rounds before."""
+        tasks, score = self.queue.feed.take(prompts), self._score
+        if earlier and isinstance(score, overlap.Scoring):
+            score = score.after(earlier)
+        return sample_and_score(self._roll, score, tasks, timer, stop=self.queue.stop, on_sampled=self._on_sampled)
 
 
 def sample_and_score(

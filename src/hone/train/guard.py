@@ -110,7 +110,7 @@ def _look(
     name: str, x: Tensor, *, micro: int, within: Tensor | None = None, nan_is_fine: bool = False
 ) -> NonFiniteTensor | None:
     """What is not finite in the tensor, or None. Of a column, only rows and tokens that are trained on count."""
-    x = local(x)
+    x = collect.local_part(x)
     if not x.is_floating_point():
         return None
     bad = x.isinf() if nan_is_fine else ~x.isfinite()
@@ -123,11 +123,6 @@ def _look(
     return NonFiniteTensor(
         name=name, micro=micro, number=len(where), size=x.numel(), at=at, value=str(float(x[tuple(at)]))
     )
-
-
-def local(x: Tensor) -> Tensor:
-    """This rank's part of a tensor that is spread over ranks."""
-    return x.to_local() if hasattr(x, "to_local") else x.detach()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # --- skipped updates ---
@@ -243,6 +238,14 @@ def count_nonfinite(x: Tensor) -> int:
     return int((~x.isfinite()).sum())
 
 
+def count_nonfinite_weights(weights: Iterable[Tensor]) -> int:
+    """How many numbers of whole weights are not finite, the same on every rank: parts of a weight are added up."""
+    found = list(weights)
+    parts = sum(count_nonfinite(collect.local_part(x)) for x in found if collect.is_sharded(x))
+    whole = sum(count_nonfinite(x) for x in found if not collect.is_sharded(x))
+    return collect.count(parts) + collect.largest(whole)
+
+
 @torch.no_grad()
 def mark_nonfinite_loss(parameters: Iterable[nn.Parameter], losses: Sequence[Tensor]) -> None:
     """Make a gradient NaN if a loss is not finite, so that the gradient's norm is NaN on every rank.
@@ -251,7 +254,7 @@ def mark_nonfinite_loss(parameters: Iterable[nn.Parameter], losses: Sequence[Ten
     be to wait for the GPU.
     """
     for p in parameters if losses else ():
-        grad = None if p.grad is None else local(p.grad)
+        grad = None if p.grad is None else collect.local_part(p.grad)
         if grad is not None and grad.numel():
             grad.view(-1)[:1].add_((0.0 * torch.stack(list(losses)).sum()).to(grad))  # 0 where all are finite
             return

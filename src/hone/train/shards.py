@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from hone.dist import collect
+from hone.dist.collect import is_sharded, local_part
 from hone.dist.spread import (
     cut_part,
     fsdp_units,
     full_from_part,
     full_tensor,
-    is_sharded,
-    local_part,
     materialise,
     mesh_of,
     meta_copy,

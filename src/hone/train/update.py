@@ -1,6 +1,6 @@
 """From an annotated batch to one weight update. Each stage takes a Batch and returns it with more columns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -25,9 +25,14 @@ def assign_credit(batch: Batch, algo: Algorithm) -> Batch:
     return table.assign_credit(batch, algo, reduce=collect.total)
 
 
-def weigh(batch: Batch, algo: Algorithm, *, correct: Correct | None = None) -> Batch:
-    """Adds the loss weights of one optimiser step, times the correction for the sampler's mismatch."""
-    batch = weight.weigh(batch, algo, totals(batch))
+def weigh(
+    batch: Batch, algo: Algorithm, counts: weight.Totals | None = None, *, correct: Correct | None = None
+) -> Batch:
+    """Adds the loss weights of one optimiser step, times the correction for the sampler's mismatch.
+
+    counts: `totals(batch)`, where the caller has them.
+    """
+    batch = weight.weigh(batch, algo, totals(batch) if counts is None else counts)
     if correct is None:
         return batch
     return replace(batch, token_weight=batch.token_weight * correct(batch))
@@ -36,6 +41,14 @@ def weigh(batch: Batch, algo: Algorithm, *, correct: Correct | None = None) -> B
 def totals(batch: Batch) -> weight.Totals:
     """Rows and tokens trained on, over all ranks: the only numbers the loss's scale depends on."""
     return weight.totals(batch, reduce=collect.total)
+
+
+def trained_on(minibatches: Iterable[Batch]) -> Iterator[tuple[Batch, weight.Totals]]:
+    """The minibatches with their totals, without those in which no rank has a row that is trained on.
+
+    A step on such a one would move the weights all the same, by Adam's momentum and weight decay.
+    """
+    return ((batch, counts) for batch in minibatches if (counts := totals(batch)).rows)
 
 
 def update(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
@@ -123,7 +136,8 @@ def measure_update_kl(stats: Stats, learner: Learner, batch: Batch, algo: Algori
         d = torch.where(batch.mask, now.logp - batch.old_logp, 0.0)
         sums = torch.stack([k3(-d).double().sum(), batch.mask.double().sum()])
         summed, count = collect.total(sums).tolist()
-        stats.add("update_kl", summed / max(count, 1.0))
+        if count:  # a KL of no token is unknown, not 0
+            stats.add("update_kl", summed / count)
 
 
 def adapt_controls(learner: Learner, algo: Algorithm, metrics: dict[str, float]) -> None:
