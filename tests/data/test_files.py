@@ -10,6 +10,7 @@ import pytest
 
 from hone.data.feed import columnar
 from hone.data.feed.files import START, File
+from hone.data.feed.row_store import Hub
 from hone.data.rows import parse
 from hone.errors import HoneError
 
@@ -83,6 +84,17 @@ def test_keys_that_only_some_messages_have_are_not_null_in_the_others(tmp_path):
 def problems(path, data: bytes):
     path.write_bytes(data)
     return [(r.number, r.problem.split(":")[0]) for r in File(path=path).read() if r.problem]
+
+
+def test_tools_and_calls_of_a_table_hold_no_key_of_another(tmp_path):
+    def call(name, **arguments):
+        return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+    calls = [call("f", town="Paris"), call("g", size=3, more={"deep": [{"a": 1}, {"b": 2}]})]
+    row = {"messages": [{"role": "assistant", "tool_calls": calls}], "tools": calls}
+    parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    assert [read.row for read in File(path=tmp_path / "a.parquet").read()] == [row]
+    assert [read.row for read in Hub(path=str(tmp_path)).read()] == [row]
 
 
 def test_a_bad_line_is_reported_and_the_rest_is_read(tmp_path):

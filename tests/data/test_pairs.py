@@ -69,6 +69,20 @@ def test_a_prompt_that_the_row_gives_is_kept():
     assert with_prompt(whole, chat=True)[0]["prompt"] == [USER]
 
 
+def test_messages_that_only_the_prompt_holds_are_kept_before_those_that_the_sides_repeat():
+    system = {"role": "system", "content": "Be brief."}
+    for given in ([system, USER], [system]):
+        made, _ = with_prompt({"prompt": given, **CHATS}, chat=True)
+        assert made == {"prompt": [system, USER], "chosen": [BOT], "rejected": [RIVAL]}
+    before = [USER, RIVAL, USER]
+    assert with_prompt({"prompt": before, **CHATS}, chat=True)[0]["prompt"] == before
+    for given in ([MORE], [system, MORE], [MORE, USER, BOT], ["hi"]):
+        with pytest.raises(HoneError, match="begin with another prompt"):
+            with_prompt({"prompt": given, **CHATS}, chat=True)
+    noted = {"prompt": [{**USER, "id": 7}], **CHATS}
+    assert with_prompt(noted, chat=True)[0]["prompt"] == [USER]
+
+
 def test_dialogues_that_part_before_their_last_turn_share_what_comes_before():
     row = {"chosen": [USER, BOT, MORE, BOT], "rejected": [USER, RIVAL, MORE, BOT]}
     made, _ = with_prompt(row, chat=True)

@@ -285,3 +285,11 @@ def test_the_tools_of_a_row_are_rendered_in_its_prompt():
         assert plain == only(row)[0]
     with pytest.raises(HoneError, match="tools is text that is not JSON"):
         to_groups([{"messages": [USER, GOOD], "tools": "add"}], tokenizer)
+
+
+def test_a_pair_of_which_the_difference_is_cut_off_is_dropped():
+    grouper = Grouper(tokenizer=train_bpe([], vocab_size=258), max_tokens=5, overlong="truncate")
+    for sides, kept in ((("xyzab", "xyzcd"), False), (("xyab", "xycd"), True), (("xabc", "yabc"), True)):
+        row = dict(zip(("chosen", "rejected"), sides, strict=True))
+        assert (grouper({"prompt": "ab", **row}, "here") is not None) == kept
+    assert (grouper.tally.rows, grouper.tally.truncated, grouper.tally.dropped) == (2, 2, 1)

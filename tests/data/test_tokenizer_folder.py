@@ -63,6 +63,26 @@ def test_the_end_of_a_turn_that_only_generation_config_names_is_trained(tmp_path
     assert encode_turns(Tokenizer.load(tmp_path), [QUESTION, ANSWER])[0] == encode_turns(tok, [QUESTION, ANSWER])[0]
 
 
+@each("named", ["eos_token", "stop_tokens", "added_tokens_decoder"])
+def test_a_stop_token_that_tokenizer_json_holds_as_text_stays_text_in_texts_as_in_transformers(tmp_path, named):
+    from transformers import AutoTokenizer
+
+    inner = tokenizers.Tokenizer.from_str(tokenizer_of("chatml").inner.to_str())
+    inner.add_tokens([tokenizers.AddedToken("<end>", special=False, normalized=False)])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    i = inner.token_to_id("<end>")
+    token = {"content": "<end>", "special": True, "normalized": False}
+    value = {"eos_token": "<end>", "stop_tokens": ["<end>"], "added_tokens_decoder": {str(i): token}}[named]
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", named: value}
+    tok = Tokenizer.load(put(tmp_path, tokenizer_config=config))
+    assert i not in tok.encode("2<end>4")
+    assert i in tok.encode("2<end>4", specials=True)
+    assert tok.decode([*tok.encode("24"), i], specials=False) == "24"
+    if named != "stop_tokens":  # Hone's own
+        theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+        assert theirs("2<end>4", split_special_tokens=True)["input_ids"] == tok.encode("2<end>4")
+
+
 def test_special_tokens_map_fills_what_the_config_leaves_out(llama3):
     config = json.loads((llama3 / "tokenizer_config.json").read_text())
     put(

@@ -89,6 +89,12 @@ DATA = [
         "begin both with the same",
     ),
     rows(
+        "dpo",
+        {"prompt": [BOT], "chosen": [USER, BOT], "rejected": [USER, USER]},
+        {"prompt": "a", "chosen": "b", "rejected": "c"},
+        "remove one of them",
+    ),
+    rows(
         "process_reward_model",
         {"prompt": "a", "steps": ["b"], "step_labels": []},
         {"prompt": "a", "steps": ["b"], "step_labels": [1]},

@@ -22,7 +22,7 @@ def rows(path: Path, form: str, start: int) -> Iterator[tuple[int, dict[str, Any
             batch.validate(full=True)  # places outside of the buffers would be read, and end the process
             for row in batch.to_pylist():
                 number += 1
-                yield number, {name: _without_nulls(value) for name, value in row.items()}
+                yield number, {name: without_nulls(value) for name, value in row.items()}
     except Exception as error:  # whatever its bytes make of it: a text that is no UTF-8, a date in the year 99999
         raise damaged(path, form, error) from error
 
@@ -95,8 +95,10 @@ def _from(batches: Iterator[Any], skip: int) -> Iterator[Any]:
         skip = 0
 
 
-def _without_nulls(value: Any) -> Any:
-    """Lists of records lose their null keys: a column store writes one for each key that any message has."""
+def without_nulls(value: Any, *, inside: bool = False) -> Any:
+    """Lists of records lose their null keys, at every depth: a column store writes one for each key that any has."""
     if isinstance(value, list):
-        return [{k: v for k, v in x.items() if v is not None} if isinstance(x, dict) else x for x in value]
+        return [without_nulls(x, inside=True) for x in value]
+    if inside and isinstance(value, dict):
+        return {k: without_nulls(v, inside=True) for k, v in value.items() if v is not None}
     return value

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from hone.data.feed.columnar import without_nulls
 from hone.data.feed.files import START, Cursor, RowRead
 from hone.data.rows.columns import Row
 from hone.data.rows.parse import fault_in, too_long
@@ -258,5 +259,5 @@ class Hub:
     def read(self, start: Cursor = START) -> Iterator[RowRead]:
         """The rows from `start` on."""
         for number in range(start[1] + 1, len(self.table) + 1):
-            row = dict(self.table[number - 1])
+            row = {name: without_nulls(value) for name, value in self.table[number - 1].items()}
             yield RowRead(row, number, (number, number), fault_in(row) or too_long(row))

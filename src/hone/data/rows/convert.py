@@ -107,6 +107,8 @@ class Grouper:
                 ways = "read.overlong=drop leaves such rows out, read.overlong=truncate cuts them"
                 raise HoneError(_too_long(where, longest, self.max_tokens, remedy=ways if self.settings else ""))
             group = truncate_group(group, self.max_tokens) if self.overlong == "truncate" else []
+            if self.kind is RowKind.PREFERENCE and group and group[0].tokens == group[1].tokens:
+                group = []  # what tells them apart is cut off
             self.tally.truncated += bool(group)
             self.tally.dropped += not group
         self.tally.rows += bool(group)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from os.path import commonprefix
 from typing import Any, Literal
 
+from hone.data.text.messages import text_of
 from hone.errors import HoneError
 
 Row = Mapping[str, Any]
@@ -52,7 +53,23 @@ def split_chats(row: Row) -> Row:
     if not shared:
         raise HoneError('"chosen" and "rejected" are chats that do not share a prompt: begin both with the same')
     rest = {name: list(side[shared:]) for name, side in zip(SIDES, sides, strict=True)}
-    return {**row, "prompt": list(sides[0][:shared]), **rest}
+    return {**row, "prompt": _whole_prompt(row.get("prompt"), list(sides[0][:shared])), **rest}
+
+
+def _whole_prompt(given: Any, shared: list[Any]) -> list[Any]:
+    """What both sides begin with, after messages that only the row's own prompt holds, as a system message."""
+    if not isinstance(given, list | tuple) or not given:
+        return shared
+    asked, known = [[(_role(m), _said(m)) for m in messages] for messages in (given, shared)]
+    if known[: len(asked)] == asked:
+        return shared
+    if asked[-len(known) :] == known:
+        return list(given)
+    if {role for role, _ in asked} == {"system"} and known[0][0] != "system":
+        return [*given, *shared]
+    raise HoneError(
+        '"chosen" and "rejected" are chats that begin with another prompt than "prompt": remove one of them'
+    )
 
 
 def _split_texts(row: Row, texts: Sequence[str]) -> Row:
@@ -65,6 +82,10 @@ def _split_texts(row: Row, texts: Sequence[str]) -> Row:
     replies = {name: row[name][len(prompt) :] for name in SIDES}
     # "Assistant: " and nothing more is an empty reply, as it is in a transcript that becomes messages
     return {**row, "prompt": prompt, **{name: reply if reply.strip() else "" for name, reply in replies.items()}}
+
+
+def _said(message: Any) -> Any:
+    return text_of(message) if isinstance(message, Mapping) else message
 
 
 def _role(message: Any) -> Any:

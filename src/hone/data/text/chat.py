@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Literal
 
 from hone.data.text.dialogue import Dialogue, Turn, not_a_prefix, prompt_texts
-from hone.data.text.messages import Tool, check_messages, special_in
+from hone.data.text.messages import Tool, check_messages, refuse_special
 from hone.data.text.template import DEFAULT_TEMPLATE
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
@@ -224,13 +224,12 @@ def encode_steps(
     """Prompt, then the steps as one completion without a stop token; also the index of each step's last token."""
     chat = not isinstance(prompt, str)
     start = [] if chat else tokenizer.start_ids
-    text = _unanswered(tokenizer, prompt, tools).prompt_text() if chat else prompt
+    dialogue = _unanswered(tokenizer, prompt, tools) if chat else None
+    text, forbidden = (dialogue.prompt_text(), dialogue.reserved) if dialogue else (str(prompt), ())
     tokens = tokenizer.encode(text, specials=chat)
     written, ends = len(start) + len(tokens), list[int]()
     for n, step in enumerate(steps, start=1):
-        forged = chat and special_in(tokenizer, step)
-        if forged:
-            raise HoneError(f"step {n} contains the special token {forged}: remove it from the text")
+        refuse_special(forbidden, step, f"step {n}")
         tokens += _continue(tokenizer, tokens, (text, text + step), specials=chat)
         text += step
         ends.append(len(start) + len(tokens) - 1)

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from hone.data.text.messages import Tool, check_messages, clean_message, clean_tools
-from hone.data.text.rendering import Chat, Result, render_chats
+from hone.data.text.messages import Tool, check_messages, clean_message, clean_tools, refuse_special
+from hone.data.text.rendering import Chat, Result, render_chats, render_now
 from hone.data.text.template import Rendered, Span
 from hone.data.text.tokenizer import Tokenizer
 from hone.data.text.worker import OverLimit
@@ -14,6 +14,7 @@ from hone.errors import HoneError
 from hone.types import Message
 
 TOGETHER = 1 << 18  # characters that are rendered for one chat in one request
+TALK = [{"role": role, "content": "Hi"} for role in ("user", "assistant", "user")]
 THOUGHT = re.compile(r"(?:\s*<think>)?(.*?)</think>", re.DOTALL)
 
 
@@ -39,6 +40,11 @@ class Dialogue:
         self.tools = clean_tools(tokenizer, tools)
         self.now = tokenizer.clock or datetime.now()
         self.template = self._template()
+        marks = self._role_marks()
+        self.reserved = (*tokenizer.reserved, *marks)
+        for name, values in (("message", self.messages), ("tool", self.tools or ())) if marks else ():
+            for n, value in enumerate(values, start=1):
+                refuse_special(marks, value, f"{name} {n}")
 
     def _template(self) -> str:
         chosen = self.tokenizer.tool_template if self.tools else None
@@ -49,6 +55,20 @@ class Dialogue:
                 "model with a chat template, as chat_template.jinja in its folder is one"
             )
         return chosen
+
+    def _role_marks(self) -> tuple[str, ...]:
+        """Added tokens with which the template marks turns although they are not special, as DeepSeek's <|User|>.
+
+        A pair of tags, <think> and </think>, is what a message may hold.
+        """
+        known, plain = self.tokenizer.role_marks, self.tokenizer.plain_added
+        if self.template not in known:
+            single = (name for name in plain if not name.startswith("</") and f"</{name[1:]}" not in plain)
+            added = sorted(name for name in single if name in self.template)
+            chat = replace(self.request((None, False)), messages=TALK) if added else None
+            text = getattr(render_now([chat])[0][0], "text", "") if chat else ""  # "": it takes no such talk
+            known[self.template] = tuple(name for name in added if name in text)
+        return known[self.template]
 
     def render(self, end: int | None = None, *, generation: bool = False) -> Rendered:
         """The first `end` messages; with `generation`, followed by what opens the assistant's turn."""

@@ -1,7 +1,7 @@
 """Messages as datasets write them, to messages as chat templates read them; what would come out wrong is refused."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hone.data.text.tokenizer import Tokenizer
@@ -24,7 +24,7 @@ def check_messages(tokenizer: Tokenizer, messages: Sequence[Message]) -> None:
         empty = not any(clean.get(key) for key in ("content", "tool_calls", "reasoning_content"))
         if m["role"] == "assistant" and empty:
             raise HoneError(f"message {n} is an empty assistant turn: remove it or fill it")
-        _refuse_special(tokenizer, clean, f"message {n}")
+        refuse_special(tokenizer.reserved, clean, f"message {n}")
         spelt = any(m["role"] == stop.strip("<|>") for stop in (tokenizer.eos, *tokenizer.stops))
         if spelt and m["role"] not in ROLES:
             raise HoneError(f"message {n} has the role {m['role']!r}, the name of a stop token: use another role")
@@ -52,19 +52,15 @@ def _check_tools(tokenizer: Tokenizer, tools: Any) -> None:
             json.dumps(tool)
         except (TypeError, ValueError, RecursionError) as error:
             raise HoneError(f"tool {n} is not JSON ({error}): use text, numbers, lists and objects") from error
-        _refuse_special(tokenizer, tool, f"tool {n}")
+        refuse_special(tokenizer.reserved, tool, f"tool {n}")
 
 
-def _refuse_special(tokenizer: Tokenizer, value: Any, where: str) -> None:
+def refuse_special(names: Collection[str], value: Any, where: str) -> None:
+    """HoneError where a text in the value contains one of the tokens: it would be read as the token itself."""
     for text in strings_in(value):
-        forged = special_in(tokenizer, text)
+        forged = next((name for name in names if name in text), None)
         if forged:
             raise HoneError(f"{where} contains the special token {forged}: remove it from the text")
-
-
-def special_in(tokenizer: Tokenizer, text: str) -> str | None:
-    """A special or stop token written out in a text, where it would be read as the token itself."""
-    return next((s for s in tokenizer.reserved if s in text), None)
 
 
 def strings_in(value: Any) -> Iterator[str]:

@@ -75,6 +75,11 @@ def render_chats(chats: Sequence[Chat]) -> list[Results]:
         raise _Later
     if _ahead.made and len(chats) == 1 and (found := _ahead.made.pop(_key(chats[0]), None)) is not None:
         return [found]
+    return render_now(chats)
+
+
+def render_now(chats: Sequence[Chat]) -> list[Results]:
+    """The same without looking ahead."""
     own = {i: _render_own(chat) for i, chat in enumerate(chats) if chat.template == DEFAULT_TEMPLATE}
     others = [i for i in range(len(chats)) if i not in own]
     found = own | dict(zip(others, _render_in_worker([chats[i] for i in others]), strict=True))

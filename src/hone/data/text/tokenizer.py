@@ -216,6 +216,16 @@ class Tokenizer:
         return frozenset(i for i, t in self.inner.get_added_tokens_decoder().items() if t.special)
 
     @cached_property
+    def plain_added(self) -> frozenset[str]:
+        """Added tokens that are not special, as <think>."""
+        return frozenset(t.content for t in self.inner.get_added_tokens_decoder().values() if not t.special)
+
+    @cached_property
+    def role_marks(self) -> dict[str, tuple[str, ...]]:
+        """Those that a chat template marks turns with, by template; `Dialogue` finds them out."""
+        return {}
+
+    @cached_property
     def reserved(self) -> tuple[str, ...]:
         """Special and stop tokens, longest first: no message may contain one."""
         names = {*self.special_tokens, self.eos, *self.stops, *(name for name in (self.pad, self.bos) if name)}

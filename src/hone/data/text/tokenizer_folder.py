@@ -1,6 +1,7 @@
 """The tokenizer files of a model folder, as Hugging Face models have them: names, stop tokens, templates."""
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         if not stops:
             raise HoneError(f'{folder / "tokenizer_config.json"} names no "eos_token": add the stop token')
         names["eos_token"], stops = stops[0], stops[1:]
+    _mark_special(inner, {*stops, *(names[key] for key in ("eos_token", "pad_token", "bos_token"))})
     templates = _templates(config, folder)
     settings = config.get("chat_settings") or {}
     if not isinstance(settings, dict):
@@ -116,18 +118,31 @@ def _add_tokens(inner: tokenizers.Tokenizer, config: Config, folder: Path) -> No
     tokens = {int(i): added[i] for i in sorted(added, key=int)}
     if wrong := [i for i, token in tokens.items() if not isinstance(token.get("content"), str)]:
         raise HoneError(f"{where}: added token {wrong[0]} has no content: correct it")
-    new = [token for token in tokens.values() if inner.token_to_id(token["content"]) is None]
     # All at once, for each call goes through all that were added before; the special ones then get their mark.
-    inner.add_tokens([_added(token) for token in new])
-    inner.add_special_tokens([_added(token) for token in new if token.get("special")])
+    inner.add_tokens([_added(token) for token in tokens.values() if inner.token_to_id(token["content"]) is None])
+    known = inner.get_added_tokens_decoder()
+    marked = [_added(token) for i, token in tokens.items() if token.get("special") and not _is_special(known.get(i))]
+    inner.add_special_tokens(marked)
     for i, token in tokens.items():
         if (found := inner.token_to_id(token["content"])) != i:
             raise HoneError(f"{where}: {token['content']} is token {i}, in tokenizer.json {found}: correct one")
 
 
+def _is_special(token: tokenizers.AddedToken | None) -> bool:
+    return token is not None and token.special
+
+
 def _added(token: Config) -> tokenizers.AddedToken:
     flags = {key: bool(token[key]) for key in ("single_word", "lstrip", "rstrip", "normalized") if key in token}
     return tokenizers.AddedToken(token["content"], **flags)
+
+
+def _mark_special(inner: tokenizers.Tokenizer, names: Collection[str | None]) -> None:
+    """Added tokens with a role are special, as in transformers, even where tokenizer.json does not say so."""
+    plain = [token for token in inner.get_added_tokens_decoder().values() if not token.special]
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    named = [token for token in plain if token.content in names]
+    inner.add_special_tokens([_added({"content": t.content, **{key: getattr(t, key) for key in flags}}) for t in named])
 
 
 def _names(config: Config, folder: Path) -> dict[str, str | None]:
