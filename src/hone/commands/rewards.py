@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hone.data.rows.columns import Row
     from hone.types import Task
 
-GOLD = ("answer", "canonical_solution", "code", "solution")  # where right answers are, the first that there is
+GOLD = ("answer", "canonical_solution", "code", "solution")  # columns of right answers; the first one present counts
 CUT = 60  # characters of an answer that are shown
 
 
@@ -97,7 +97,7 @@ def _test(arguments: argparse.Namespace) -> None:
 def _read(
     data: str, column: str, *, asked: str, limit: int
 ) -> "tuple[list[Task], list[str | None], str, dict[int, str]]":
-    """The problems, their right answers, the column those are in, and what is wrong with rows that are no problems."""
+    """The problems, their right answers, the column of these, and the faults of rows that are not problems."""
     from dataclasses import replace
 
     from hone.data.feed.locate import Reading
@@ -120,7 +120,7 @@ def _read(
         found = ", ".join(sorted({name for c in columns for name in c}))
         raise HoneError(f"{data} has no right answers: name their column with --gold COLUMN (there are: {found})")
     golds = [None if (value := c.get(names[0])) is None else str(value) for c in columns]
-    if column:  # a verifier reads a task's answer, and rows whose answers have another name have none
+    if column:  # a verifier reads `answer`, and the answers are in another column
         tasks = [t if t.answer is not None else replace(t, answer=g) for t, g in zip(tasks, golds, strict=True)]
     return tasks, golds, names[0], bad
 

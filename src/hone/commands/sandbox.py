@@ -1,4 +1,4 @@
-"""hone sandbox doctor, serve: what this machine can hold a program with, and doing so for others."""
+"""hone sandbox doctor, serve: how well this machine can isolate a program, and a service that runs programs."""
 
 import argparse
 import json
@@ -94,7 +94,7 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 
 def _limits(given: list[str]) -> "SandboxLimits":
-    """The service's own, and what is given by name."""
+    """The service's limits, changed by those that are given by name."""
     from dataclasses import fields
 
     from hone.reward.sandbox.limits import SandboxLimits

@@ -74,7 +74,7 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Where and in what a model computes."""
+    """Options for the device and number format of a model."""
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="default: auto")
     parser.add_argument("--invariant", action="store_true", help="no answer depends on what else is served, to the bit")
@@ -140,7 +140,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         _greet(loaded, arguments.host, port, token="" if given else token)
 
     if not serve(app, dispatcher, sock, ready=greet):
-        os._exit(0)  # Python may not end under a thread that computes
+        os._exit(0)  # Python cannot exit while a thread computes
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -168,7 +168,7 @@ def _say(text: str) -> None:
 
 
 def _greet(loaded: "LoadedModel", host: str, port: int, *, token: str) -> None:
-    """token: to be shown, this once; "" where the person who starts the server has chosen it."""
+    """Print the address. token: printed this once; "" if the user has chosen it."""
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     url = f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
     if loaded.tokenizer.chat_template is None:

@@ -27,7 +27,7 @@ def rollout_statistics(
 
     ranks: that sample as many tokens. version: of the learner's weights, where rollouts may be older.
     """
-    groups = [g for made in rounds for g in made]
+    groups = [g for groups in rounds for g in groups]
     rollouts = [r for g in groups for r in g]
     lengths = [sum(r.mask) for r in rollouts]
     values = _valid_rewards(rollouts)

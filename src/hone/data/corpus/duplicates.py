@@ -17,7 +17,7 @@ from hone.errors import HoneError
 
 SEED = 20_210_705
 PART = 4_000_000  # documents sorted at once
-DEEP = 16  # a document is compared with so many of the first documents of its bucket
+DEEP = 16  # how many first documents of its bucket a document is compared with
 CHUNK = 65_536  # pairs whose signatures are compared at once
 CAUGHT = 0.995  # least probability that a pair at the threshold shares a band
 
@@ -129,7 +129,7 @@ def _verified(
 
 
 def nearest_kept(pairs: Sequence[NDArray[np.int64]], count: int) -> NDArray[np.int64]:
-    """For every document the first kept one it is a near copy of, else itself; in order, so that the first stays."""
+    """For every document the first kept one that it is a near copy of, else itself."""
     original = np.arange(count, dtype=np.int64)
     together = np.unique(np.concatenate([np.empty((0, 2), dtype=np.int64), *pairs]), axis=0)
     for i, j in together[np.lexsort((together[:, 0], together[:, 1]))].tolist():
