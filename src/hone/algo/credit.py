@@ -31,7 +31,7 @@ def reads_log_probs(how: Callable[[Batch], Tensor] | None) -> bool:
 
 
 def may_be_per_token(how: Callable[[Batch], Tensor] | None) -> bool:
-    """Whether a credit may give each token its own return. Any credit from outside this module may."""
+    """Whether a credit may give tokens the return from there on: gae, reward_to_go, any from outside this module."""
     inner: Any = how.func if isinstance(how, partial) else how
     return inner in (gae, reward_to_go) or (inner is not None and not is_builtin(how))
 

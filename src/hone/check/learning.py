@@ -99,9 +99,9 @@ def gradients(learner: Learner, batch: Batch, algo: Algorithm, *, rows: int) -> 
     total: list[Tensor | None] = [None] * len(parameters)
     for micro in micro_batches(batch, rows=rows, unit=algo.unit):
         part = objective(learner.policy(micro, algo.wants), micro, algo.loss)
-        found = torch.autograd.grad(part, parameters, allow_unused=True)
-        total = [b if a is None else a if b is None else a + b for a, b in zip(total, found, strict=True)]
-        loss, summed = loss + part.item(), summed + norm(found)
+        gradient = torch.autograd.grad(part, parameters, allow_unused=True)
+        total = [b if a is None else a if b is None else a + b for a, b in zip(total, gradient, strict=True)]
+        loss, summed = loss + part.item(), summed + norm(gradient)
     return Gradient(loss=loss, tensors=total, summed=summed)
 
 

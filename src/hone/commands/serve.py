@@ -51,7 +51,7 @@ def _chat(arguments: argparse.Namespace) -> None:
         stop_ids=frozenset(),
         seed=secrets.randbits(64) if arguments.seed is None else arguments.seed,
     )
-    loaded = _loaded(arguments, adapters, max_rows=1)
+    loaded = _load(arguments, adapters, max_rows=1)
     conversation = Conversation(loaded, settings, adapter=loaded.adapters.get("adapter"))
     Terminal(conversation, system=arguments.system).run()
 
@@ -83,7 +83,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _loaded(arguments: argparse.Namespace, adapters: Mapping[str, str], *, max_rows: int) -> "LoadedModel":
+def _load(arguments: argparse.Namespace, adapters: Mapping[str, str], *, max_rows: int) -> "LoadedModel":
     from hone.serve.load import load
 
     return load(
@@ -102,7 +102,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     adapters = dict(map(_named, arguments.adapter))
     if len(adapters) < len(arguments.adapter):
         raise HoneError("two adapters have one name: give each its own, as in --adapter NAME=FOLDER")
-    given = arguments.token or os.environ.get("HONE_TOKEN", "")
+    chosen = arguments.token or os.environ.get("HONE_TOKEN", "")
     try:
         import pydantic  # noqa: F401
         import starlette  # noqa: F401
@@ -115,10 +115,10 @@ def _serve(arguments: argparse.Namespace) -> None:
     from hone.serve.http import Access, is_address
     from hone.serve.server import listen, serve
 
-    token = given or secrets.token_urlsafe(32)
+    token = chosen or secrets.token_urlsafe(32)
     access = Access(host=arguments.host, token=token)
     sock = listen(arguments.host, arguments.port)
-    loaded = _loaded(arguments, adapters, max_rows=arguments.max_rows)
+    loaded = _load(arguments, adapters, max_rows=arguments.max_rows)
     if loaded.name in adapters:
         raise HoneError(f"an adapter has the base model's name {loaded.name}: give it another")
     served = ServedModels(
@@ -137,7 +137,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     app = make_app(Service(served, dispatcher, access, limits=limits, note=_say))
 
     def greet() -> None:
-        _greet(loaded, arguments.host, port, token="" if given else token)
+        _greet(loaded, arguments.host, port, token="" if chosen else token)
 
     if not serve(app, dispatcher, sock, ready=greet):
         os._exit(0)  # Python cannot exit while a thread computes

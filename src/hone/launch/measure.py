@@ -35,8 +35,8 @@ def sample_groups(
     decoder: Decoder, tokenizer: Tokenizer, tasks: Sequence[Task], *, params: SampleParams, samples: int
 ) -> list[Group]:
     """`samples` completions of each task."""
-    apart = replace(params, seed=(params.seed + SEED_OFFSET) % 2**64, record_support=False)
-    roller = Roller(LocalSampler(decoder), tokenizer, apart, group=samples)
+    held_out = replace(params, seed=(params.seed + SEED_OFFSET) % 2**64, record_support=False)
+    roller = Roller(LocalSampler(decoder), tokenizer, held_out, group=samples)
     return roller(list(tasks)) if tasks else []
 
 

@@ -172,8 +172,8 @@ def catch_signals() -> Iterator[list[int]]:
         _received.append(number)
         raise KeyboardInterrupt(number)
 
-    mine = threading.current_thread() is threading.main_thread()  # elsewhere Python allows no handlers
-    free = [number for number in NUMBERS if mine and _is_free(number)]
+    in_main_thread = threading.current_thread() is threading.main_thread()  # elsewhere Python allows no handlers
+    free = [number for number in NUMBERS if in_main_thread and _is_free(number)]
     if signal.SIGINT not in free:  # the program handles signals itself
         yield _received
         return

@@ -225,8 +225,8 @@ class Masters:
     @torch.no_grad()
     def publish(self, *_: object) -> None:
         """Round every copy into its parameter. The optimiser calls this after each step."""
-        mine, copies = list[Tensor](self._copies), list[Tensor](self._copies.values())
-        torch._foreach_copy_(mine, copies)  # pyright: ignore[reportPrivateImportUsage]
+        parameters, copies = list[Tensor](self._copies), list[Tensor](self._copies.values())
+        torch._foreach_copy_(parameters, copies)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def trained(policy: nn.Module, masters: Masters | None) -> dict[str, nn.Parameter]:

@@ -186,12 +186,12 @@ def summary(index: Index, hits: Mapping[str, NDArray[np.bool_]]) -> list[dict[st
     runs = np.bincount(index.item_of, minlength=items)
     rows: list[dict[str, Any]] = []
     for source, hit in hits.items():
-        found = np.bincount(index.item_of, weights=hit[index.run_of], minlength=items)
+        runs_found = np.bincount(index.item_of, weights=hit[index.run_of], minlength=items)
         for which, name in enumerate(index.names):
             own = index.set_of == which
             tested = int((own & (runs > 0)).sum())
-            touched = int((own & (found > 0)).sum())
-            mostly = int((own & (runs > 0) & (found >= MOSTLY * runs)).sum())
+            touched = int((own & (runs_found > 0)).sum())
+            mostly = int((own & (runs > 0) & (runs_found >= MOSTLY * runs)).sum())
             row = {"source": source, "eval": name, "items": int(own.sum()), "tested": tested, "overlap": touched}
             rows.append({**row, "mostly": mostly, "share": touched / tested if tested else 0.0})
     return rows

@@ -51,17 +51,17 @@ def clean(
     """Clean the sources; returns the report. Kept documents are in out/data/part-*.jsonl, in the order of the input."""
     settings, folder = settings or CorpusSettings(), Path(out)
     _check(sources, settings, workers)
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     with locked(folder):
-        begun = (folder / "manifest.json").exists()
+        resumed = (folder / "manifest.json").exists()
         try:
             run = begin(folder, sources, settings, restart=restart, say=say)
             return _finish(run, workers=workers, say=say)
         except HoneError as error:
-            if begun or isinstance(error, WorkerKilled):
+            if resumed or isinstance(error, WorkerKilled):
                 raise
             discard(folder)
-            for path in made:
+            for path in created:
                 path.rmdir()
             raise
 
