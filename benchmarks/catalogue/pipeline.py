@@ -231,7 +231,7 @@ RESUME = (
     ),
     fault(
         "what is written beside the loop changes with it", "pain 19", "resume", "checkpoint/state.py",
-        old="            self._made[place] = _copy(x)", new="            self._made[place] = x",
+        old="            self._copies[place] = _copy(x)", new="            self._copies[place] = x",
         tests="train/test_saver.py",
     ),
     fault(

@@ -1,8 +1,8 @@
-"""The algorithms and the parts they are made of. Pure torch: nothing here knows of models, files or processes.
+"""The algorithms and their parts, in pure torch: without models, files or processes.
 
-An algorithm is a value, which a function of its published name makes: `algo = grpo(beta=0.0)`. A step of training is
+An algorithm is a value. The function of its published name makes it: `algo = grpo(beta=0.0)`. A step of training is
 `batch = assign_credit(batch, algo)`, `batch = weigh(batch, algo)`, `objective(forward, batch, algo).backward()`.
-A `Batch` holds what was sampled, a `Forward` what the policy says of it; examples/minimal_grpo.py is a whole loop.
+A `Batch` holds the samples, a `Forward` the policy's numbers for them; examples/minimal_grpo.py is a whole loop.
 The parts: select (which rollouts), credit (rewards to advantages), terms and prefer (losses), weight (averages),
 control (coefficients that adapt). table puts them together; online and offline make the algorithms; settings has
 the range of each setting, explain the formulas and papers. May import: types, errors.

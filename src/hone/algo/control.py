@@ -1,5 +1,5 @@
-"""Numbers that an algorithm adapts between iterations. Each is a column of the batch, filled before the iteration
-from the learner's state, so that the loss reads it as data and a checkpoint holds it."""
+"""Numbers that an algorithm adapts between iterations. The learner's state holds them, and so does a checkpoint. Each
+is written into a column of the batch before the iteration, so that the loss reads it as data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Control:
 
 
 def constant(column: str, value: float) -> Control:
-    """A coefficient that stays."""
+    """A coefficient that does not change."""
     return Control(column=column, start=value)
 
 
@@ -56,5 +56,5 @@ def penalty_kl(start: float, *, target: float) -> Control:
 
 
 def running_baseline(decay: float) -> Control:
-    """A running mean of earlier iterations' rewards: no function of the actions it is compared with."""
+    """A running mean of earlier iterations' rewards, so it does not depend on the actions of this one."""
     return Control(column="baseline", start=0.0, reads="reward", update=partial(exponential_mean, decay=decay))

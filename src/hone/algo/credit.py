@@ -1,5 +1,5 @@
-"""Rewards to advantages. Every function here takes the whole iteration's batch, so a statistic over a group or
-the batch means what it says.
+"""Rewards to advantages. Every function here takes the whole iteration's batch, so that a statistic of a group or of
+the batch covers all of it.
 
 Invalid rewards are left out of every statistic; a group with fewer than two valid rewards has advantage 0.
 Advantages are 0 off the mask.
@@ -25,19 +25,19 @@ def one_rank(x: Tensor) -> Tensor:
 
 
 def reads_log_probs(how: Callable[[Batch], Tensor] | None) -> bool:
-    """Whether a credit may read old_logp. One of this module does if it has a KL in the reward; any other may."""
+    """Whether a credit may read old_logp. One of this module does if the reward has a KL; any other one may."""
     settings = how.keywords if isinstance(how, partial) else {}
     return how is not None and (not is_builtin(how) or bool(settings.get("kl")))
 
 
 def may_be_per_token(how: Callable[[Batch], Tensor] | None) -> bool:
-    """Whether a credit may give each token the return from there on. Any credit but those of this module may."""
+    """Whether a credit may give tokens the return from there on: gae, reward_to_go, any from outside this module."""
     inner: Any = how.func if isinstance(how, partial) else how
     return inner in (gae, reward_to_go) or (inner is not None and not is_builtin(how))
 
 
 def is_builtin(how: Any) -> bool:
-    """Whether a credit is one of this module, so that it is known what it reads."""
+    """Whether a credit is one of this module, whose columns are known."""
     inner: Any = how.func if isinstance(how, partial) else how
     return getattr(inner, "__module__", None) == __name__
 
@@ -80,11 +80,11 @@ def _spread(per_row: Tensor, mask: Tensor) -> Tensor:
 
 
 def _group_mean(x: Tensor, batch: Batch, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of x over the valid rows of each row's group, and how many those are, both [B]."""
-    # on the host: to read the number of groups from a GPU is to wait for the forward passes that it still has to make
+    """The mean of x over the valid rows of each row's group, and their number, both [B]."""
+    # on the host: reading the number of groups from a GPU would wait for the forward passes that are queued there
     groups, index = cast(tuple[Tensor, Tensor], batch.host.group.unique(return_inverse=True))  # pyright: ignore
     index = to_device(index, x.device)
-    # float64: the mean of equal float32 numbers is then that number, and not a rounding error that looks like signal
+    # float64: the mean of equal float32 numbers is then exactly that number; a rounding error would look like signal
     zeros = x.new_zeros(len(groups), dtype=torch.float64)
     size = zeros.index_add(0, index, valid.double())
     total = zeros.index_add(0, index, torch.where(valid, x, 0.0).double())
@@ -112,8 +112,8 @@ def group_zscore(batch: Batch, *, kl: str = "", eps: float = 1e-4) -> Tensor:
 
     Biased by the division. With rewards 0 and 1, p the chance of a 1, the expected gradient is the policy gradient
     times E[std] / (p (1-p)) for eps = 0: 1 in groups of two and 1.41 in groups of three, and towards 1 / sqrt(p (1-p))
-    in large ones, so prompts that are nearly always right or wrong weigh more. With more values of the reward its
-    direction is another one, too.
+    in large ones, so prompts that are nearly always right or wrong weigh more. With other rewards its direction
+    differs, too.
     """
     centred, _ = _centred(batch, kl)
     var, _ = _group_mean(centred.square(), batch, batch.valid)
@@ -129,7 +129,7 @@ def leave_one_out(batch: Batch, *, kl: str = "") -> Tensor:
 def group_process(batch: Batch, *, eps: float = 1e-4) -> Tensor:
     """Step rewards standardised over all steps of the group, summed over the steps that end at or after the token.
 
-    Biased: the mean comes off every step, so taking one more step of average reward pays nothing.
+    Biased: the mean is subtracted from every step, so that one more step of average reward adds nothing.
     """
     ends = batch.mask & batch.step_reward.isfinite()
     x = torch.where(ends, batch.step_reward, 0.0).double()  # see _group_mean
@@ -158,7 +158,7 @@ def group_progress(batch: Batch, *, lam: float = 0.7) -> Tensor:
     value = torch.zeros_like(x).scatter_add(1, before, x)  # column j: of step j
     some = batch.valid & (count[:, 0] > 0)
     mean, size = _group_mean(value[:, 0], batch, some)
-    first = (value[:, 0] - mean) * size / (size - 1)  # a row alone has none, and is left out
+    first = (value[:, 0] - mean) * size / (size - 1)  # a single row divides by 0, and is left out below
     delta = torch.cat([first[:, None], value.diff()], dim=-1)
     taken = torch.ones_like(before).cumsum(-1) <= count
     delta = torch.where(taken & (some & (size > 1))[:, None], delta, 0.0)
@@ -211,7 +211,7 @@ def whiten(adv: Tensor, mask: Tensor, *, reduce: Reduce = one_rank, eps: float =
     The mean and std depend on the sampled rewards themselves, so the estimator is biased by O(1/rows), in direction
     too: with rewards 0 and 1 in n rows of one token the gradient is short by 1 / (8 p (1-p) n) of its length.
     """
-    # float64: in float32 the mean of equal advantages is off by more than eps, and noise would come out as signal
+    # float64: in float32 the mean of equal advantages is off by more than eps, and whitening would amplify this noise
     x = torch.where(mask, adv, 0.0).double()
     total, count = reduce(torch.stack([x.sum(), mask.sum().to(x.dtype)]))
     mean = total / count.clamp(min=1)

@@ -1,6 +1,6 @@
-"""What each algorithm minimises, where it was published, and what its settings mean: `hone algos NAME` prints it.
+"""Each algorithm's loss, its paper and the meaning of its settings, which `hone algos NAME` prints.
 
-A setting of the same name means the same in every algorithm; where it does not, OWN has it as "algorithm.setting".
+A setting has the same meaning in every algorithm that has it. OWN lists exceptions as "algorithm.setting".
 In the formulas r = pi/pi_old is the ratio of a token, A its advantage, u the pair's margin
 u = log pi/ref (chosen) - log pi/ref (rejected).
 """

@@ -20,7 +20,7 @@ Watch = tuple[tuple[str, terms.Term], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kl:
-    """What a KL setting adds to an algorithm."""
+    """The parts that a KL setting adds to an algorithm."""
 
     reward: str = ""  # the estimator subtracted from the reward
     loss: Loss = ()
@@ -34,7 +34,7 @@ def _set(*names: str) -> frozenset[str]:
 
 
 def _parse_kl(kl: str) -> tuple[str, str, bool]:
-    """("loss" or "reward", estimator, whether weighed by the ratio), or an error that names what exists."""
+    """("loss" or "reward", estimator, whether weighed by the ratio), or an error that names the choices."""
     place, _, rest = str(kl).partition(":")
     estimator, _, ratio = rest.partition("*")
     if place not in ("reward", "loss") or estimator not in ("k1", "k2", "k3", "exact"):
@@ -42,8 +42,8 @@ def _parse_kl(kl: str) -> tuple[str, str, bool]:
     if ratio not in ("", "ratio") or (ratio and (place == "reward" or estimator == "exact")):
         raise HoneError(f"kl={kl!r}: *ratio goes with loss:k1, loss:k2 and loss:k3 only")
     if place == "reward" and estimator != "k1":
-        # a reward is credited by A grad log pi: k2 and k3 punish what is rarer than in the reference as well, and the
-        # exact KL is the same for every action
+        # the gradient of a reward is A grad log pi: k2 and k3 would also punish tokens that are rarer than in the
+        # reference, and the exact KL is the same for every action
         raise HoneError(
             f"kl={kl!r}: in the reward only k1 has the gradient of the KL: use reward:k1 or loss:{estimator}"
         )
@@ -80,7 +80,7 @@ def _online(
     steer: tuple[Control, ...] = (),
     **rest: object,
 ) -> Algorithm:
-    """An online algorithm with what its KL setting adds."""
+    """An online algorithm with the parts of its KL setting."""
     return Algorithm(
         loss=(*loss, *k.loss),
         needs=needs | k.needs,
@@ -98,14 +98,14 @@ def _ratio(name: str) -> terms.Term:
 
 
 def _clip(low: float, high: float, *, ratio: str = "token", dual: float | None = None) -> tuple[Loss, Watch]:
-    """The clipped surrogate, and the share of tokens it cuts off, to watch."""
+    """The clipped surrogate, and as a metric the share of tokens that it clips."""
     r = _ratio(ratio)
     loss = partial(terms.clipped, low=low, high=high, dual=dual, ratio=r)
     return ((1.0, loss),), (("clip_fraction", partial(terms.is_clipped, low=low, high=high, dual=dual, ratio=r)),)
 
 
 def _critic(value: float, entropy: float, *, clip: float | None = None) -> tuple[Loss, frozenset[str]]:
-    """The critic's term and the entropy bonus's, and the forward fields they read."""
+    """The terms of the critic and of the entropy bonus, and the fields of the forward pass that they read."""
     loss: Loss = ((value, partial(terms.value_error, clip=clip)),)
     if not entropy:
         return loss, _set("logp", "value")
@@ -206,7 +206,7 @@ def trpo(
     beta: float = 0.0,
 ) -> Algorithm:
     """Maximise A pi/pi_old within mean KL(old || new) <= delta: a natural-gradient step (Schulman et al. 2015)"""
-    k = _kl(beta, "reward:k1", None)  # in the loss it would not be bounded by the region
+    k = _kl(beta, "reward:k1", None)  # in the loss the trust region would not bound it
     loss = ((1.0, terms.ratio_gradient), (value, terms.value_error))
     adv = partial(credit.gae, gamma=gamma, lam=lam, kl=k.reward)
     region = TrustRegion(delta=delta, damping=damping, cg_steps=cg_steps, backtracks=backtracks)
@@ -394,7 +394,7 @@ def distil(*, top_k: int = 0) -> Algorithm:
     """
     return Algorithm(
         loss=((1.0, terms.reference_kl),),
-        wants=_set("logp", "ref_kl"),  # logp to be watched: the sampler's gap, the entropy
+        wants=_set("logp", "ref_kl"),  # logp is for metrics: the sampler's gap, the entropy
         teacher=Teacher(top_k=top_k),
         online=True,
     )

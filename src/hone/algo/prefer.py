@@ -1,5 +1,5 @@
-"""Preference losses: (Forward, Batch) -> [B]. Row 2p is the chosen one, row 2p+1 the rejected one; a pair's loss
-stands on both of its rows, whose weights add up to one pair's."""
+"""Preference losses: (Forward, Batch) -> [B]. Row 2p is the chosen one, row 2p+1 the rejected one. Both rows of a pair
+have the pair's loss, and their weights add up to that of one pair."""
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ def reference_gain(fwd: Forward, batch: Batch) -> Tensor:
 def dpo(fwd: Forward, batch: Batch, *, beta: float = 0.1, smoothing: float = 0.0) -> Tensor:
     """(1-e) softplus(-beta u) + e softplus(beta u)
 
-    Over all pairs with Bradley-Terry labels its minimum is ref exp(r / beta) / Z for e = 0, and nearer to ref else.
+    Over all pairs with Bradley-Terry labels its minimum is ref exp(r / beta) / Z for e = 0, else closer to ref.
     """
     u = beta * pair_margin(reference_gain(fwd, batch))
     return (1 - smoothing) * F.softplus(-u) + smoothing * F.softplus(u)
@@ -63,7 +63,7 @@ def kto(fwd: Forward, batch: Batch, *, beta: float = 0.1, good: float = 1.0, bad
 def gain_accuracy(fwd: Forward, batch: Batch) -> Tensor:
     """1 where the chosen row has gained more on the reference than the rejected one, 0.5 for a tie  (DPO, IPO)"""
     u = pair_margin(reference_gain(fwd, batch))
-    # before the first update all are ties but for rounding, which must not look like a share of right ones
+    # before the first update all pairs are ties up to rounding, which must not count as right or wrong
     size = sequence_sum(fwd.logp.abs(), batch.mask).view(-1, 2).sum(-1).repeat_interleave(2)
     return torch.where(u.abs() <= 1e-6 * size, 0.5, (u > 0).float())
 

@@ -9,7 +9,7 @@ Select = Callable[[list[Group]], list[Group]]
 
 
 def reward_of(rollout: Rollout) -> float | None:
-    """The reward, or None where it is invalid or was never given."""
+    """The reward, or None where it is invalid or missing."""
     return rollout.outcome.value if rollout.outcome else None
 
 
@@ -60,7 +60,7 @@ def shape_overlong(groups: list[Group], *, limit: int = 0, margin: int = 0) -> l
 
 
 def drop_truncated(groups: list[Group]) -> list[Group]:
-    """Leave out what the length limit cut off: it is neither right nor wrong  (DAPO's overlong filter)"""
+    """Leave out rollouts that the length limit cut off: they are neither right nor wrong  (DAPO's overlong filter)"""
     kept = [[r for r in g if r.stop is not Stop.LENGTH] for g in groups]
     return [g for g in kept if g]
 

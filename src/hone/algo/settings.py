@@ -1,4 +1,4 @@
-"""The range of every numeric setting, by name: a name means the same in each factory unless the factory says not."""
+"""The range of every numeric setting, by name. A factory may have ranges of its own."""
 
 import math
 from collections.abc import Callable
@@ -44,16 +44,16 @@ RANGES: dict[str, Range] = {
     "threshold": Range(), "keep": NOT_NEGATIVE, "centre": NOT_NEGATIVE, "good": NOT_NEGATIVE, "bad": NOT_NEGATIVE,
     "odds": NOT_NEGATIVE, "top_k": NOT_NEGATIVE,
 }  # fmt: skip
-SPECIAL: dict[str, dict[str, Range]] = {}  # algorithm -> the ranges that are its own
+SPECIAL: dict[str, dict[str, Range]] = {}  # algorithm -> ranges of its own
 
 
 def allowed(algorithm: str, name: str) -> Range | None:
-    """The numbers that a setting may be; None where it is no number."""
+    """The range of a setting; None if it is not a number."""
     return SPECIAL.get(algorithm, {}).get(name, RANGES.get(name))
 
 
 def with_ranges(**special: Range) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
-    """The factory, refusing numbers outside their range and naming what it makes; `special`: its own ranges."""
+    """Let a factory refuse numbers outside their range and name its algorithm; `special`: ranges of its own."""
 
     def decorate(factory: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
         ranges, hints = {**RANGES, **special}, get_type_hints(factory)

@@ -1,5 +1,5 @@
-"""What an algorithm is: which rollouts to select, how to credit, what to minimise, how to weigh. A value, not a class
-to inherit from; the published names in online.py and offline.py are functions that make one."""
+"""The record of an algorithm: which rollouts to select, how to credit, what to minimise, how to weigh tokens. It is a
+value, not a base class. Functions of the published names in online.py and offline.py make one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -25,19 +25,19 @@ class TrustRegion:
     damping: float = 0.1  # added to the Fisher matrix
     cg_steps: int = 10  # of the conjugate gradient
     backtracks: int = 10  # the most steps that the line search tries
-    shrink: float = 0.5  # how much shorter each of them is than the one before
+    shrink: float = 0.5  # the length of each of them over that of the one before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teacher:
-    """The reference is another model, which the policy learns to be like."""
+    """The reference is another model, which the policy learns to imitate."""
 
-    top_k: int = 0  # compare the policy's likeliest tokens, and the rest together; 0: every token
+    top_k: int = 0  # compare the policy's most likely tokens, and the rest as one; 0: every token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """The whole of a method, as data."""
+    """A whole method, as data."""
 
     name: str = ""  # as published; the factory's name
     loss: Loss  # what is minimised: terms, each with its coefficient
@@ -52,13 +52,13 @@ class Algorithm:
     trust_region: TrustRegion | None = None  # the policy takes natural-gradient steps (TRPO)
     teacher: Teacher | None = None  # the reference is a teacher (distil)
     online: bool = False  # samples its own data
-    on_policy: bool = False  # its loss is right for the policy that sampled only: one update an iteration
+    on_policy: bool = False  # its loss is right only for the policy that sampled: one update an iteration
     refill: bool = False  # ask for more prompts until the selected groups fill the iteration
     group: int = 1  # the fewest samples a prompt it can learn from
     unit: int = 1  # rows that must stay together: 2 for preference pairs
 
 
-# what fills a column that a loss or a credit reads
+# the remedy when a column that a loss or a credit reads is absent
 FILLED_BY: dict[str, str] = {
     "reward": "give each row its reward",
     "step_reward": "give the rewards of the steps, NaN where no step ends",
@@ -105,13 +105,13 @@ def objective(fwd: Forward, batch: Batch, loss: "Algorithm | Loss") -> Tensor:
 
 
 def missing_column(name: str, column: str) -> ValueError:
-    """The error for a column that is read and not there."""
+    """The error for a column that is read but absent."""
     remedy = FILLED_BY.get(column, f"fill it, as in replace(batch, {column}=...)")
     return ValueError(f"{name} reads {column}, which this batch lacks: {remedy}")
 
 
 def _check_shapes(fwd: Forward, batch: Batch, loss: "Algorithm | Loss") -> None:
-    """Refuse what broadcasting would turn into another loss, and half a pair."""
+    """Refuse shapes that broadcasting would turn into another loss, and half a pair."""
     if callable(loss) or isinstance(loss, str):
         raise ValueError(f"the loss is {loss!r:.40}: give an algorithm, as in grpo()")
     for field in fields(Forward):
@@ -125,7 +125,7 @@ def _check_shapes(fwd: Forward, batch: Batch, loss: "Algorithm | Loss") -> None:
 
 
 def _value(term: Term, fwd: Forward, batch: Batch, name: str) -> Tensor:
-    """The term's value; where it fails on an ABSENT column or is one, an error that names the column."""
+    """The term's value. If it fails on an ABSENT column, or returns one, the error names the column."""
     try:
         found = term(fwd, batch)
         if found is ABSENT:
@@ -146,14 +146,14 @@ def _value(term: Term, fwd: Forward, batch: Batch, name: str) -> Tensor:
 
 
 class _AbsentRead(Exception):
-    """A column was read that no stage has filled."""
+    """The term read a column that no stage has filled."""
 
     def __init__(self, record: Batch | Forward, column: str) -> None:
         self.record, self.column = record, column
 
 
 class _Present:
-    """A record that refuses to give a column that is ABSENT."""
+    """A record that raises when an ABSENT column is read."""
 
     def __init__(self, record: Batch | Forward) -> None:
         self._record = record
@@ -197,7 +197,7 @@ def assign_credit(batch: Batch, algo: Algorithm, *, reduce: credit.Reduce = cred
 
 
 def _check_credited(batch: Batch, algo: Algorithm) -> None:
-    """Refuse a batch without a column that the credit reads. What only the loss reads may come later."""
+    """Refuse a batch without a column that the credit reads. Columns that only the loss reads may come later."""
     reads = algo.needs
     if not credit.reads_log_probs(algo.credit):
         reads = algo.needs & {"step_reward", "old_value", "bootstrap", "baseline"}

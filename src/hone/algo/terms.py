@@ -16,7 +16,7 @@ Term = Callable[[Forward, Batch], Tensor]
 
 # --- estimators of KL(pi || other) from samples of pi, with d = log pi - log other on the sampled token ---
 #
-# Their values and their gradients differ, and mixing the two up is an error many trainers shipped:
+# Their values and their gradients differ, and many trainers have confused the two:
 #
 # | name | value | expected gradient as a loss, on samples of pi |
 # |---|---|---|
@@ -25,8 +25,8 @@ Term = Callable[[Forward, Batch], Tensor]
 # | k3 = exp(-d) - 1 + d | unbiased, never negative | that of KL(other || pi) |
 # | exact | sum over the vocabulary | that of KL(pi || other) |
 #
-# All are per state, with the distribution of states held fixed: what a token does to later states' KL is left out. On
-# samples of another policy none but the exact one has the gradient named, unless weighed by the ratio (kl_penalty).
+# All are per state, with the distribution of states held fixed: the effect of a token on the KL of later states is left
+# out. On samples of another policy only the exact one has this gradient, unless weighed by the ratio (kl_penalty).
 
 
 def k1(d: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def policy_gradient(fwd: Forward, batch: Batch) -> Tensor:
 def ratio_gradient(fwd: Forward, batch: Batch, *, ratio: Term = token_ratio) -> Tensor:
     """-A pi/pi_old  (TRPO, PPO-penalty)
 
-    By token, the expected gradient off policy is that of the surrogate: states and what follows are pi_old's.
+    By token, the expected gradient off policy is that of the surrogate: states and later tokens are of pi_old.
     """
     return -batch.adv * ratio(fwd, batch)
 
@@ -141,9 +141,9 @@ def is_truncated(fwd: Forward, batch: Batch, *, max_ratio: float = 5.0) -> Tenso
 def kl_penalty(fwd: Forward, batch: Batch, *, estimator: str = "k3", through_ratio: bool = False) -> Tensor:
     """kl_coef * KL to the reference, by the named estimator (see k1, k2 and k3 for what each one's gradient is).
 
-    through_ratio weighs the estimator by pi/pi_old, so that on samples of pi_old, too, its expected gradient is
-    that of KL(pi || ref): differentiated through for k1 and k3, whose values are unbiased, and held fixed for
-    k2, whose gradient already is the right one.
+    through_ratio weighs the estimator by pi/pi_old. Then its expected gradient is that of KL(pi || ref) on samples of
+    pi_old, too. The gradient goes through the ratio for k1 and k3, whose values are unbiased. It does not for k2,
+    whose gradient is already right.
     """
     if estimator == "exact":
         return batch.kl_coef[:, None] * fwd.ref_kl
@@ -179,7 +179,7 @@ def neg_entropy(fwd: Forward, batch: Batch) -> Tensor:
 
 
 def value_error(fwd: Forward, batch: Batch, *, clip: float | None = None) -> Tensor:
-    """(V - R)^2 / 2, the worse of it and its clipped twin where clip is given  (A2C, PPO)"""
+    """(V - R)^2 / 2; with clip the larger of it and the same for V clipped around old V  (A2C, PPO)"""
     error = (fwd.value - batch.returns).square()
     if clip is not None:
         near = batch.old_value + (fwd.value - batch.old_value).clamp(-clip, clip)
@@ -209,6 +209,6 @@ def nll(fwd: Forward, batch: Batch) -> Tensor:
 
 def step_bce(fwd: Forward, batch: Batch) -> Tensor:
     """Right or wrong at each step's last token; `mask` marks those tokens  (process reward model)"""
-    # of two precisions the function takes the lower one; labels of no rows have one dimension
+    # the function computes in the lower of two precisions; labels of no rows have one dimension
     label = batch.label.to(fwd.value.dtype).reshape(fwd.value.shape)
     return F.binary_cross_entropy_with_logits(fwd.value, label, reduction="none")

@@ -1,5 +1,5 @@
-"""How much each token counts. Weights are set for the whole optimiser step, before it is split, so the loss adds
-up over micro-batches and ranks without further care. They are float64: 1/n is the one division in the loss."""
+"""How much each token counts. Weights are set for the whole optimiser step, before it is split. So the loss adds up
+over micro-batches and ranks. They are float64, because 1/n is the only division in the loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from hone.types import ABSENT, Batch
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counts over every rank's share of the optimiser step; rows with nothing to train on do not count."""
+    """Counts over all ranks of an optimiser step; rows without a trained token do not count."""
 
     rows: int  # with at least one token that is trained on
     tokens: int  # that are trained on
@@ -54,21 +54,21 @@ def row_mean(batch: Batch, n: Totals) -> Tensor:
 
 
 def row_sum(batch: Batch, n: Totals) -> Tensor:
-    """A sequence is one action, its log-prob the sum over tokens (REINFORCE, RLOO)."""
+    """A sequence is one action, whose log-prob is the sum over its tokens (REINFORCE, RLOO)."""
     return batch.mask.double() / max(n.rows, 1)
 
 
 def fixed_length(batch: Batch, n: Totals, *, max_tokens: int = 0) -> Tensor:
-    """Divide by a constant, so that length has no part in the scale; 0 takes the sampling limit (Dr. GRPO)."""
+    """Divide by a constant, so that the scale does not depend on length; 0 takes the sampling limit (Dr. GRPO)."""
     if max_tokens:
         return batch.mask.double() / (max_tokens * max(n.rows, 1))
     if batch.limit is ABSENT:
         raise ValueError("the average by limit reads limit, which this batch lacks: fill it, or give max_tokens")
     limit = batch.limit[:, None]
-    # a GPU is not asked: a sampler's limit is at least 1
+    # not checked on a GPU, where it would wait: a sampler's limit is at least 1
     if limit.is_cpu and bool((batch.mask & (limit < 1)).any()):
         raise ValueError("the average by limit divides by the column limit, which is 0: fill it, or give max_tokens")
-    return batch.mask.double() / (limit.clamp(min=1) * max(n.rows, 1))  # clamp: of rows that are not trained on
+    return batch.mask.double() / (limit.clamp(min=1) * max(n.rows, 1))  # clamp: untrained rows
 
 
 AVERAGES: dict[str, Weigh] = {"token": token_mean, "row": row_mean, "limit": fixed_length}
@@ -84,8 +84,8 @@ def average(name: str) -> Weigh:
 def mismatch(batch: Batch, *, how: str, cap: float) -> Tensor:
     """min(pi_old / pi_gen, cap) on each token ("truncate"), or 1 within [1/cap, cap] and 0 outside ("mask").
 
-    Uncapped, the expected gradient is right in each token's choice; the states it is made in, and what follows, stay
-    the sampler's. The cap takes off E_gen[(r - cap)+ g], g a token's gradient; "mask" corrects nothing within the band.
+    Without a cap the expected gradient is right for the choice of each token. Earlier and later tokens stay the
+    sampler's. The cap subtracts E_gen[(r - cap)+ g], g a token's gradient; "mask" corrects nothing within the band.
     """
     if how not in ("truncate", "mask"):
         raise HoneError(f"mismatch={how!r} does not exist: use truncate or mask")
@@ -96,7 +96,7 @@ def mismatch(batch: Batch, *, how: str, cap: float) -> Tensor:
 
 
 class Weighs(Protocol):
-    """An algorithm, as far as it says how its tokens are weighed."""
+    """The part of an algorithm that weighs its tokens."""
 
     @property
     def weigh(self) -> Weigh: ...

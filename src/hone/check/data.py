@@ -1,4 +1,4 @@
-"""Checks of the dataset: prompts and answers still belong together, nothing is met twice, everything fits."""
+"""Checks of the dataset: prompts and answers belong together, no row occurs twice, every row fits."""
 
 import json
 from collections import defaultdict
@@ -15,7 +15,7 @@ from hone.launch import feeds
 from hone.types import Group, Rollout, Task
 
 NEAR = 0.9  # of the context: a row this long leaves no room to grow
-MANY = 0.5  # of the rows may be copies of others before it is worth a word
+MANY = 0.5  # of the rows may be copies of others before the check warns
 REMEDY_BUG = "rows were mixed up after they were read: this is a bug of Hone or of code that wraps it"
 
 
@@ -46,7 +46,7 @@ def pairing(probe: Probe) -> Finding:
 
 
 def _is_its_row(task: Task, rows: list[Any]) -> bool:
-    """Whether the row that the task's number names says the same."""
+    """Whether the task equals the row of its number."""
     number = int(task.id) if task.id.isdecimal() else 0
     return 0 < number <= len(rows) and _key(_as_tasks([rows[number - 1]])[0]) == _key(task)
 
@@ -72,7 +72,7 @@ def _written(row: Mapping[str, Any]) -> str:
 def _same(group: Group, row: Mapping[str, Any], probe: Probe) -> bool:
     kind = row_kind(row, expected=probe.reading.kinds)
     again = converter(kind, turns=probe.reading.turns, shares=probe.reading.shares)(row, probe.job.tokenizer)
-    again = truncate_group(again, probe.job.policy.decoder.config.max_position_embeddings)  # what fits stays whole
+    again = truncate_group(again, probe.job.policy.decoder.config.max_position_embeddings)  # as the run does
     return list(map(_content, group)) == list(map(_content, again))
 
 
@@ -109,8 +109,8 @@ def _prompt(row: Mapping[str, Any]) -> str:
     messages = row.get("messages")
     if "prompt" not in row and messages:
         messages = messages[:-1] if messages[-1]["role"] == "assistant" else messages
-    asked = row.get("prompt", messages or row.get("text"))
-    return json.dumps(asked, sort_keys=True, default=repr)
+    prompt = row.get("prompt", messages or row.get("text"))
+    return json.dumps(prompt, sort_keys=True, default=repr)
 
 
 def _leaks(probe: Probe, rows: list[dict[str, Any]]) -> tuple[int, int]:
@@ -143,7 +143,7 @@ def context(probe: Probe) -> Finding:
         )
     lengths, sample = [len(p) for p in probe.prompts], probe.job.recipe.sample
     most = sample.limit(limit)
-    short = sum(length + most > limit for length in lengths) if sample.max_tokens else 0  # else it takes what is left
+    short = sum(length + most > limit for length in lengths) if sample.max_tokens else 0  # 0: all that is left
     seen = f"longest of {len(lengths)} prompts {max(lengths)} + {most} to write, context {limit}"
     if (needed := _solution_length(probe)) > most:
         remedy = f"set sample.max_tokens={min(2 * needed, limit - max(lengths))}"

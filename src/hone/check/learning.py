@@ -1,4 +1,4 @@
-"""Checks of the learner before its first step: the forward pass, the reference, the gradient and how it is cut."""
+"""Checks of the learner before its first step: forward pass, reference, gradient and micro-batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from hone.train.annotate import forward_in_slices
 from hone.train.learner import Learner, micro_batches
 from hone.types import Batch, Forward
 
-EXACT = 1e-6  # nats: the reference is a copy, so the same sums are made in the same order
+EXACT = 1e-6  # nats: the reference is a copy, so that its sums have the same order
 CUT = 1e-3  # relative: two orders of float32 sums over a whole model
 
 
@@ -63,7 +63,7 @@ def layouts(probe: Probe) -> Finding:
 
 
 def reference(probe: Probe) -> Finding:
-    """At step 0 the reference is the policy, so every log-ratio is 0; and it stays when the policy moves."""
+    """At step 0 the reference equals the policy, so every log-ratio is 0. It does not move with the policy."""
     ref, policy = probe.job.learner.reference, probe.job.policy
     if ref is None or not isinstance(policy, Policy):
         return skip_finding("the algorithm, as it is set, compares with no reference")
@@ -90,18 +90,18 @@ class Gradient:
 
     loss: float
     tensors: list[Tensor | None]  # in the optimiser's order
-    summed: float  # of the norms of the micro-batches' own gradients: what rounding is measured against
+    summed: float  # the sum of the norms of the micro-batches' gradients, the scale of rounding errors
 
 
 def gradients(learner: Learner, batch: Batch, algo: Algorithm, *, rows: int) -> Gradient:
-    """The sum over micro-batches of at most `rows` rows."""
+    """Loss and gradient, summed over micro-batches of at most `rows` rows."""
     parameters, loss, summed = optim.parameters_of(learner.optimizer), 0.0, 0.0
     total: list[Tensor | None] = [None] * len(parameters)
     for micro in micro_batches(batch, rows=rows, unit=algo.unit):
         part = objective(learner.policy(micro, algo.wants), micro, algo.loss)
-        found = torch.autograd.grad(part, parameters, allow_unused=True)
-        total = [b if a is None else a if b is None else a + b for a, b in zip(total, found, strict=True)]
-        loss, summed = loss + part.item(), summed + norm(found)
+        gradient = torch.autograd.grad(part, parameters, allow_unused=True)
+        total = [b if a is None else a if b is None else a + b for a, b in zip(total, gradient, strict=True)]
+        loss, summed = loss + part.item(), summed + norm(gradient)
     return Gradient(loss=loss, tensors=total, summed=summed)
 
 
@@ -112,18 +112,18 @@ def gradient_of(probe: Probe) -> Gradient:
 
 
 def norm(tensors: Sequence[Tensor | None]) -> float:
-    """The joint norm. A tensor's own is summed in float32: to convert it first would take fifty times as long."""
+    """The joint norm. Each tensor is summed in float32: converting it first would take fifty times as long."""
     sizes = [torch.linalg.vector_norm(t, dtype=_precision(t)) for t in tensors if t is not None]
     return sum(float(size) ** 2 for size in sizes) ** 0.5
 
 
 def _precision(t: Tensor) -> torch.dtype:
-    """float64 for a tensor of it, else float32."""
+    """float64 for a float64 tensor, else float32."""
     return torch.float64 if t.dtype is torch.float64 else torch.float32
 
 
 def apart(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> float:
-    """The norm of the difference; what is on one side only counts whole."""
+    """The norm of the difference; a tensor that one side lacks counts whole."""
     pairs = zip(left, right, strict=True)
     return norm([a if b is None else b if a is None else a - b for a, b in pairs])
 

@@ -20,13 +20,13 @@ from hone.train.annotate import forward_in_slices
 from hone.types import Batch, Group, Rollout, Stop
 
 WARN_GAP, FAIL_GAP = 1e-3, 1e-2  # nats at temperature 1: float32 leaves about 1e-5
-UNLIKELY = math.log(1e-6)  # how improbable a coincidence must be to be called a fault
+UNLIKELY = math.log(1e-6)  # a coincidence less probable than this is a fault
 SOME = 16  # tokens of a row that a large model reads to show its temperature
 OFFLINE = "nothing is sampled: the algorithm is offline"
 
 
 def learner_logp(probe: Probe, batch: Batch) -> Tensor:
-    """The log-prob that the loss will see, [B, T]."""
+    """The log-prob that the loss reads, [B, T]."""
     return forward_in_slices(probe.job.policy, batch, frozenset({"logp"}), rows=probe.job.learner.micro_rows).logp
 
 
@@ -38,7 +38,7 @@ def gap(probe: Probe, groups: list[Group]) -> tuple[float, float]:
 
 
 def _limits(probe: Probe) -> tuple[float, float]:
-    """A rounding error in a logit is divided by the temperature."""
+    """The gaps that warn and fail. A rounding error in a logit is divided by the temperature."""
     grown = max(1.0, 1 / probe.job.recipe.sample.temperature)
     return WARN_GAP * grown, FAIL_GAP * grown
 
@@ -59,7 +59,7 @@ def agree(probe: Probe) -> Finding:
 
 
 def published(probe: Probe) -> Finding:
-    """Move the weights, publish, sample: the sampler must follow; put them back: the old numbers again."""
+    """After the weights move and are published, the sampler uses them; after they are restored, the old ones."""
     job = probe.job
     if not job.algo.online:
         return skip_finding(OFFLINE)
@@ -73,7 +73,7 @@ def published(probe: Probe) -> Finding:
             publish(job, version + 1)
             after = probe.sample(tasks, fewer=few)
             followed, _ = gap(probe, after)
-        stale, _ = gap(probe, after)  # the same tokens under the old weights: how far a stale sampler would be off
+        stale, _ = gap(probe, after)  # the same tokens under the old weights: the gap of a stale sampler
     finally:
         publish(job, version)
     again = probe.sample(tasks, fewer=few)
@@ -96,7 +96,7 @@ def _written(groups: list[Group]) -> list[tuple[list[int], list[float]]]:
 
 
 def differ(probe: Probe) -> Finding:
-    """Completions of one prompt are independent draws: equal ones only as often as chance has it."""
+    """Completions of one prompt are independent draws: equal ones are no more frequent than chance makes them."""
     if not probe.job.algo.online:
         return skip_finding(OFFLINE)
     size = len(probe.groups[0])
@@ -123,7 +123,7 @@ def differ(probe: Probe) -> Finding:
 
 
 def temperature(probe: Probe) -> Finding:
-    """The learner's log-prob is log softmax(logits / T) of the next token, worked out here row by row."""
+    """The learner's log-prob is log softmax(logits / T) of the next token, which is computed here row by row."""
     policy, job = probe.job.policy, probe.job
     if not isinstance(policy, Policy):
         return skip_finding("a scorer has no log-probs")
@@ -147,7 +147,7 @@ def temperature(probe: Probe) -> Finding:
 
 
 def _unseen(params: SampleParams) -> tuple[str, ...]:
-    """The settings that the learner does not follow: truncation it does, where the sampler records what it kept."""
+    """The sampler's settings that the learner ignores. It follows truncation if the sampler records the support."""
     seen = {"top_k", "top_p", "min_p"} if params.support_recorded else set[str]()
     return tuple(name for name in params.altered if name not in seen)
 
@@ -201,9 +201,10 @@ def completions(probe: Probe) -> Finding:
 
 
 def _cut_off(probe: Probe) -> str:
-    """What shows that sample.max_tokens ended every completion, not the check, nor a model that has not learnt to end.
+    """Why sample.max_tokens is too small, "" if nothing shows it.
 
-    The answers of the data are longer, or with more tokens most completions end. "": nothing shows it.
+    The answers of the data are longer, or most completions end if they may have more tokens. Otherwise the limit of
+    the check ended them, or the model has not learnt to end.
     """
     job = probe.job
     assert job.roller is not None

@@ -1,4 +1,4 @@
-"""The checks as a table: a new one is one line. `check` makes all of them, `cheap` those that sample nothing."""
+"""The table of checks: a new one is one line. `check` runs all of them, `cheap` those that sample nothing."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from hone.launch.job import Run, prepare, set_torch
 
 Check = Callable[[Probe], Finding]
 
-# What `hone run` looks at before its first step: rows and settings, no sampling, no function of the user's.
+# `hone run` checks these before its first step: rows and settings, no sampling, no function of the user.
 CHEAP: dict[str, Check] = {
     "template": text.template,
     "stop token": text.stop_token,
@@ -60,8 +60,8 @@ ALL: dict[str, Check] = {
 def check(recipe: Recipe) -> Report:
     """Prepare the recipe's own run and examine its step 0; nothing is written to the run's folder."""
     validate(recipe)
-    with _settings_of(recipe):
-        if (wrong := wrong_stop(build.tokenizer(recipe.model))) is not None:  # which rows would be blamed for
+    with _run_settings(recipe):
+        if (wrong := wrong_stop(build.tokenizer(recipe.model))) is not None:  # other checks would blame the rows
             finding = replace(fail_finding(wrong.seen, wrong.remedy), name="stop token")
             note = "the other checks wait until the stop token is right"
             return Report(recipe=recipe.name, findings=[finding], row=Row(note=note))
@@ -69,20 +69,20 @@ def check(recipe: Recipe) -> Report:
 
 
 def examine(job: Run, *, only: Collection[str] = ()) -> Report:
-    """The checks, all or `only` those named, on a run that is prepared and has not begun."""
+    """Run the checks, all or `only` some, on a run that is prepared and has not begun."""
     probe = Probe(job)
     findings = [_finding(name, one, probe) for name, one in ALL.items() if not only or name in only]
     return Report(recipe=job.recipe.name, findings=findings, row=_row(probe))
 
 
 def cheap(job: Run) -> list[Finding]:
-    """The checks that cost next to nothing."""
+    """Run the checks that take almost no time."""
     probe = Probe(job)
     return [_finding(name, one, probe) for name, one in CHEAP.items()]
 
 
 def _finding(name: str, one: Check, probe: Probe) -> Finding:
-    """What the check found; one that cannot be made has failed, and the others go on."""
+    """The finding of a check. A check that raises has failed, and the others go on."""
     try:
         return replace(one(probe), name=name)
     except Exception as error:  # rewards and templates are the user's programs: they can raise anything
@@ -94,15 +94,15 @@ def _finding(name: str, one: Check, probe: Probe) -> Finding:
 def _row(probe: Probe) -> Row:
     try:
         return text.shown_row(probe)
-    except Exception as error:  # a check has said it already
+    except Exception as error:  # a check has reported it already
         return Row(note=f"no row can be shown: {' '.join(str(error).split())}")
 
 
 @contextmanager
-def _settings_of(recipe: Recipe) -> Iterator[None]:
-    """Determinism and random numbers as in the run, on one thread; then as they were."""
+def _run_settings(recipe: Recipe) -> Iterator[None]:
+    """Set determinism and random numbers as the run does, on one thread, and restore them afterwards."""
     threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    filled = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore
     with torch.random.fork_rng():
         try:
             set_torch(recipe)
@@ -111,4 +111,4 @@ def _settings_of(recipe: Recipe) -> Iterator[None]:
         finally:
             torch.set_num_threads(threads)
             torch.set_deterministic_debug_mode(deterministic)
-            torch.utils.deterministic.fill_uninitialized_memory = filled  # pyright: ignore
+            torch.utils.deterministic.fill_uninitialized_memory = fill  # pyright: ignore

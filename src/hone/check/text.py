@@ -1,4 +1,4 @@
-"""Checks of what the model reads and is trained on: template, stop token, first token, padding, mask, round trip."""
+"""Checks of the texts and tokens: template, stop token, first token, padding, mask, round trip."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
@@ -13,7 +13,7 @@ from hone.data.text.stop_token import WrongStop, unheard_end, written_end, wrong
 from hone.data.text.tokenizer import Tokenizer
 from hone.types import Batch, Rollout, Stop
 
-Runs = list[tuple[list[int], bool]]  # neighbouring tokens that are all trained on, or all not
+Runs = list[tuple[list[int], bool]]  # consecutive tokens that are all trained on, or none of them
 
 
 def runs_of(row: Rollout) -> Runs:
@@ -33,7 +33,7 @@ def shown_row(probe: Probe) -> Row:
 
 
 def template(probe: Probe) -> Finding:
-    """A chat's every message is in the rendering, and the assistant's turn is opened."""
+    """The template renders every message of a chat, and opens the assistant's turn."""
     tokenizer, remedy = probe.job.tokenizer, "mend chat_template.jinja in the tokenizer's folder"
     chats = _chats(probe)
     if not chats:
@@ -44,13 +44,13 @@ def template(probe: Probe) -> Finding:
     for n, messages in enumerate(chats, start=1):
         text = render(tokenizer, messages)
         plain = " ".join(text.split())
-        # where each turn is a row of its own, a template may leave out what was answered before
+        # if each turn is a row of its own, a template may leave out earlier answers
         split = probe.job.recipe.read.turns == "split"
-        asked = [m for m in messages[:-1] if not (split and m["role"] == "assistant")] + [messages[-1]]
-        lost = [m for m in asked if " ".join(text_of(m).split()) not in plain]
-        if lost:
+        required = [m for m in messages[:-1] if not (split and m["role"] == "assistant")] + [messages[-1]]
+        missing = [m for m in required if " ".join(text_of(m).split()) not in plain]
+        if missing:
             return fail_finding(
-                f"chat {n}: the rendering lacks the {lost[0]['role']}'s {text_of(lost[0])[:30]!r}", remedy
+                f"chat {n}: the rendering lacks the {missing[0]['role']}'s {text_of(missing[0])[:30]!r}", remedy
             )
         if messages[-1]["role"] != "assistant" and render(tokenizer, messages, generation=True) == text:
             return fail_finding(
@@ -92,7 +92,7 @@ def stop_token(probe: Probe) -> Finding:
 
 
 def _wrong_stop(probe: Probe) -> WrongStop | None:
-    """What the tokenizer, its chat template or the data say against the stop token."""
+    """Why the stop token is wrong, by the tokenizer, its chat template or the data; None if it is right."""
     tokenizer = probe.job.tokenizer
     wrong = wrong_stop(tokenizer, _texts(probe))
     if wrong is None and _chats(probe):
@@ -101,20 +101,20 @@ def _wrong_stop(probe: Probe) -> WrongStop | None:
 
 
 def _ends(probe: Probe) -> list[str]:
-    """What the rows say last, as it is in the files."""
+    """The last text of each row, as it is in the files."""
     rows = [row for row in probe.raw[:ROWS] if isinstance(row, Mapping)]
     found = [row.get("completion", row.get("chosen", row.get("text"))) for row in rows]
     return [text for text in found if isinstance(text, str)]
 
 
 def first_token(probe: Probe) -> Finding:
-    """No row begins with the first token twice, and none lacks it where the tokenizer puts it."""
+    """No row begins with the first token twice. None lacks it if the tokenizer adds it."""
     tokenizer = probe.job.tokenizer
     bos = tokenizer.bos_id
     if bos is None:
         return skip_finding("the tokenizer names no first token (bos_token)")
     rows = probe.prompts or [list(r.tokens) for r in probe.rows]
-    anywhere = bos not in tokenizer.stop_ids  # where one token begins and ends texts, two may meet between turns
+    anywhere = bos not in tokenizer.stop_ids  # if one token begins and ends texts, two may meet between turns
     doubled = sum((bos, bos) in pairwise(tokens if anywhere else tokens[:2]) for tokens in rows)
     if doubled:
         seen = f"{doubled} of {len(rows)} rows have {tokenizer.bos} twice in a row"
@@ -148,7 +148,7 @@ def padding(probe: Probe) -> Finding:
 
 
 def misplaced(batch: Batch, rows: Sequence[Rollout]) -> str:
-    """What is wrong with the table, or "". The targets at its mask must be the trained tokens, in order."""
+    """The fault of the table, or "". The targets under its mask must be the trained tokens, in order."""
     if wrong := int((batch.mask & ~batch.real).sum()):
         return f"{wrong} padded positions are trained on"
     if any(r.step_label for r in rows):  # the mask marks the ends of steps, not tokens to be written
@@ -204,7 +204,7 @@ def round_trip(probe: Probe) -> Finding:
 
 
 def _texts(probe: Probe) -> list[str]:
-    """What the rows say, as far as it is known as text."""
+    """The texts of the rows, where they have any."""
     prompts = [task.prompt for task in probe.tasks if isinstance(task.prompt, str)]
     texts = [row["text"] for row in probe.raw[: len(probe.items)] if isinstance(row, Mapping) and "text" in row]
     spoken = [text_of(message) for chat in _chats(probe) for message in chat]
@@ -212,7 +212,7 @@ def _texts(probe: Probe) -> list[str]:
 
 
 def _plain_runs(row: Rollout, tokenizer: Tokenizer) -> list[list[int]]:
-    """Tokens between special ones, cut at the border between prompt and completion, where they were joined."""
+    """Tokens between special ones, also cut between prompt and completion, which were encoded apart."""
     special = {tokenizer.id_of(name) for name in tokenizer.special_tokens}
     parts = [groupby(run, key=lambda token: token in special) for run, _ in runs_of(row)]
     return [list(tokens) for part in parts for is_special, tokens in part if not is_special]

@@ -1,4 +1,4 @@
-"""Checks of the first update: the loss falls, and the numbers of the recipe are those that act on the weights."""
+"""Checks of the first update: the loss falls, and the optimiser uses the numbers of the recipe."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,16 +19,14 @@ from hone.train import optim, trust_region
 from hone.train.learner import Learner, micro_batches
 from hone.train.update import update as take_update
 
-FRACTIONS = (0.3, 0.1, 0.03)  # of the true update: a rate that is a little too high helps along one of them
-WARMUP_FRACTION = (
-    0.03  # a warm-up is there for a largest rate that is too long at first, but not for one this much too long
-)
+FRACTIONS = (0.3, 0.1, 0.03)  # of the true update: if the rate is a little too high, the loss falls at one of them
+WARMUP_FRACTION = 0.03  # a warm-up allows a largest rate that is too high at first, but not one this much too high
 WARN_FRACTION = 0.1  # a rate at most ten times too high is worth a warning, a higher one ends the run
-SMALL = 1e-7  # rates below it are near the rounding of float32 weights
-EPSILON, ROUNDING = 1e-8, 1e-6  # AdamW's own, and of float32 weights
-MAX_STEP = 0.5  # of a typical weight: an update that moves every weight by more writes over what the model knows
-MAX_DECAY = 0.1  # of each weight: decay that is no longer a regulariser
-COMPARED = 2**16  # numbers of a tensor that are compared with AdamW's formula
+SMALL = 1e-7  # steps of lower rates are near the rounding of float32 weights
+EPSILON, ROUNDING = 1e-8, 1e-6  # AdamW's epsilon, and the rounding of float32 weights
+MAX_STEP = 0.5  # of a typical weight: an update that moves every weight by more destroys what the model knows
+MAX_DECAY = 0.1  # of each weight: more decay is no longer a regulariser
+COMPARED = 2**16  # how many numbers of a tensor are compared with AdamW's formula
 # learning rates that are usual when all weights of a large model are trained; adapters take ten times as much
 RATES = {
     "pretrain": (1e-4, 1e-3), "sft": (2e-6, 2e-4), "expert_iteration": (2e-6, 5e-5), "distil": (2e-6, 1e-4),
@@ -40,13 +38,13 @@ HIGHEST = 1e-2  # whatever is trained
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One true update at one rate, and the largest part of it along which the loss falls."""
+    """One true update at one rate, and the largest fraction of it at which the loss falls."""
 
     rate: float
     before: float
     after: float
-    falls: float | None  # 1 for the whole step, None where not even the smallest of FRACTIONS helps
-    helpful: float | None  # where falls is small: a value of optim.lr at which the loss does fall
+    falls: float | None  # 1 for the whole step; None if the loss falls at none of FRACTIONS
+    helpful: float | None  # if `falls` is small: a value of optim.lr at which the loss does fall
     taken: bool = True  # False where the update was skipped
     changed: bool = True  # whether any weight did
 
@@ -57,7 +55,7 @@ class Trial:
 
     @property
     def too_small(self) -> bool:
-        """A step of this rate is lost in the rounding of the weights."""
+        """Whether a step of this rate is lost in the rounding of the weights."""
         return self.rate < SMALL and not self.moves
 
 
@@ -68,15 +66,15 @@ class Force:
     worst: float  # distance from the formula, in units of the rate
     moved: float  # the largest change of a weight
     clipped: float  # the norm of the gradient that the optimiser was given
-    apart: float  # its distance from the batch's own gradient, clipped
+    apart: float  # distance of that gradient from the batch's own, clipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstUpdate:
-    """The run's first update, taken once and taken back: what every check of it reads."""
+    """The run's first update, which is made once and undone. The checks of this module read it."""
 
     first: Trial
-    largest: Trial | None  # the same step at the schedule's largest rate, where that is another
+    largest: Trial | None  # the same step at the schedule's largest rate, if that differs
     force: Force
 
 
@@ -85,33 +83,33 @@ def one_step(probe: Probe) -> Finding:
 
     At ratio 1 the value of a clipped or ratio loss is minus the mean advantage, often 0: it then becomes negative.
     """
-    made = first_update(probe)
-    first, largest = made.first, made.largest
+    update = first_update(probe)
+    first, largest = update.first, update.largest
     if not first.taken:
         seen = "the update was skipped: its gradient is not finite, or no step inside the trust region improves"
         return fail_finding(seen, "check the rewards of the rows, or lower the trust region's damping")
-    if (found := _step_too_large(probe, made)) is not None:
-        return found
+    if (finding := _step_too_large(probe, update)) is not None:
+        return finding
     if largest is None:
         return _verdict_on_rate(first, probe, at="")
     if first.too_small or (first.falls == 1 and (largest.falls or 0) < WARMUP_FRACTION):
         return _verdict_on_rate(largest, probe, at=f" at the largest rate {largest.rate:g}")
-    found = _verdict_on_rate(first, probe, at=f" at the first rate {first.rate:.3g}")
-    return replace(found, seen=f"{found.seen}; {largest.after:.6g} at the largest rate {largest.rate:g}")
+    finding = _verdict_on_rate(first, probe, at=f" at the first rate {first.rate:.3g}")
+    return replace(finding, seen=f"{finding.seen}; {largest.after:.6g} at the largest rate {largest.rate:g}")
 
 
-def _step_too_large(probe: Probe, made: FirstUpdate) -> Finding | None:
-    """A rate at which one update moves every weight by about its own size, whatever one batch's loss says."""
+def _step_too_large(probe: Probe, update: FirstUpdate) -> Finding | None:
+    """A failure if one update moves every weight by about its own size, even if the loss of one batch falls."""
     learner, peak = probe.job.learner, _peak(probe)
     critic = {id(p) for p in learner.policy.critic_parameters()}
     for group in learner.optimizer.param_groups:
         of_critic = id(group["params"][0]) in critic
         if probe.job.algo.trust_region and not of_critic:
-            continue  # its steps have a length of their own
+            continue  # the trust region sets the length of the actor's steps
         sizes = [size for p in group["params"] if p.ndim >= 2 and (size := rms(p))]
         share = group["base_lr"] * peak / (median(sizes) if sizes else float("inf"))
         own = of_critic and probe.job.recipe.optim.critic_lr is not None
-        trial = made.largest or made.first
+        trial = update.largest or update.first
         if share > MAX_STEP and (own or trial.helpful is not None or trial.falls == 1):
             name = "optim.critic_lr" if own else "optim.lr"
             seen = f"{name}={group['base_lr']:g} moves a weight by {share:.2g} times a typical one's size in an update"
@@ -121,7 +119,7 @@ def _step_too_large(probe: Probe, made: FirstUpdate) -> Finding | None:
 
 
 def _verdict_on_rate(trial: Trial, probe: Probe, *, at: str) -> Finding:
-    """What the trial says about the rate. Only if no rate helps, it says something about Hone."""
+    """The finding about the rate. Only if the loss falls at no rate, Hone is at fault."""
     seen = f"loss {trial.before:.6g} -> {trial.after:.6g} on the same batch{at} ({probe.about})"
     if trial.too_small:
         remedy = f"too small to change float32 weights: raise optim.lr ({_rate(probe):g})"
@@ -172,7 +170,7 @@ def _noise(loss: float) -> float:
 
 
 def first_update(probe: Probe) -> FirstUpdate:
-    """Taken once, looked at from every side, and taken back."""
+    """The first update of the run, computed once."""
     return probe.cached("first update", lambda: _first_update(probe))
 
 
@@ -180,18 +178,18 @@ def _first_update(probe: Probe) -> FirstUpdate:
     learner, parameters, loss = probe.job.learner, trained(probe), _comparable_loss(probe.job.algo)
     gradient, before = gradient_of(probe), _loss(probe, loss)
     rate, top = (_rate(probe) * factor for factor in (learner.schedule(learner.updates), _peak(probe)))
-    again = top > rate and not probe.job.algo.trust_region  # a trust region has a length of its own
+    warms_up = top > rate and not probe.job.algo.trust_region  # a trust region sets the length
     half = learner.masters is not None and learner.masters.half
     with restore_after(learner, parameters) as start:
         stats = _update(probe)
         force = _distance_from_formula(learner, dict(zip(map(id, parameters), start, strict=True)), gradient)
         changed = any(not torch.equal(p, a) for p, a in zip(parameters, start, strict=True))
-        lost = partial(_loss_at_rate, probe, loss, start, _WeightsAfter(parameters), rate)
-        first = _try_rate(probe, lost, rate, before, after=_loss(probe, loss))
-        largest = _try_rate(probe, lost, top, before, after=lost(top)) if again and not half else None
+        loss_at = partial(_loss_at_rate, probe, loss, start, _WeightsAfter(parameters), rate)
+        first = _try_rate(probe, loss_at, rate, before, after=_loss(probe, loss))
+        largest = _try_rate(probe, loss_at, top, before, after=loss_at(top)) if warms_up and not half else None
     taken = not stats.get("skipped") and stats.get("accepted", 1.0) != 0
     first = replace(first, taken=taken, changed=changed)
-    if again and half:  # what is rounded to few bits is not in proportion to the rate
+    if warms_up and half:  # after rounding to few bits the step is not proportional to the rate
         largest = _step_at_rate(probe, loss, top, before)
     return FirstUpdate(first=first, largest=largest, force=force)
 
@@ -217,7 +215,7 @@ def _loss_at_rate(
 
 
 def _step_at_rate(probe: Probe, loss: Loss, rate: float, before: float) -> Trial:
-    """A true update at the schedule's largest rate, by itself."""
+    """A separate update at the schedule's largest rate."""
     learner = probe.job.learner
     schedule, peak = learner.schedule, _peak(probe)
     learner.schedule = lambda n: peak
@@ -230,16 +228,16 @@ def _step_at_rate(probe: Probe, loss: Loss, rate: float, before: float) -> Trial
     return Trial(rate=rate, before=before, after=after, falls=1.0 if after < before else WARN_FRACTION, helpful=None)
 
 
-def _try_rate(probe: Probe, lost: Callable[[float], float], rate: float, before: float, *, after: float) -> Trial:
-    """Where the loss did not fall, go back towards the start until it does."""
+def _try_rate(probe: Probe, loss_at: Callable[[float], float], rate: float, before: float, *, after: float) -> Trial:
+    """If the loss did not fall, try smaller steps until it does."""
     better = before - _noise(before)
-    falls = 1.0 if after < before else next((f for f in FRACTIONS if lost(f * rate) < better), None)
+    falls = 1.0 if after < before else next((f for f in FRACTIONS if loss_at(f * rate) < better), None)
     helpful = None
     if rate >= SMALL and ((falls or 0) < WARN_FRACTION or rate > usual_rates(probe)[1]):
-        # of optim.lr, whose largest rate is at most itself
+        # rates of optim.lr, which the schedule never exceeds
         highest = min(usual_rates(probe)[1], rate * (falls or FRACTIONS[-1]))
         lower = (highest / 10**n for n in range(8))
-        helpful = next((x for x in lower if x > SMALL / 100 and lost(x) < better), None)
+        helpful = next((x for x in lower if x > SMALL / 100 and loss_at(x) < better), None)
     return Trial(rate=rate, before=before, after=after, falls=falls, helpful=helpful)
 
 
@@ -279,10 +277,10 @@ def settings(probe: Probe) -> Finding:
         of_critic = id(group["params"][0]) in critic
         rate = o.critic_lr if of_critic and o.critic_lr is not None else o.lr
         decay = o.weight_decay if group["params"][0].ndim >= 2 else 0.0
-        found = (group["base_lr"], group["weight_decay"], tuple(group["betas"]))
-        if found != (rate, decay, tuple(o.betas)):
+        actual = (group["base_lr"], group["weight_decay"], tuple(group["betas"]))
+        if actual != (rate, decay, tuple(o.betas)):
             return fail_finding(
-                f"rate, decay and betas {found}, the recipe says {(rate, decay, tuple(o.betas))}", remedy
+                f"rate, decay and betas {actual}, the recipe says {(rate, decay, tuple(o.betas))}", remedy
             )
     if (share := o.lr * o.weight_decay) >= MAX_DECAY:
         seen = f"optim.lr x optim.weight_decay takes {share:.0%} of every weight away in an update"
@@ -333,7 +331,7 @@ def in_force(probe: Probe) -> Finding:
 
 
 def _distance_from_formula(learner: Learner, start: Mapping[int, Tensor], gradient: Gradient) -> Force:
-    """After the first step: how it compares with AdamW's formula on the batch's own gradient."""
+    """Compare the first step with AdamW's formula on the batch's own gradient."""
     true = dict(zip(map(id, optim.parameters_of(learner.optimizer)), gradient.tensors, strict=True))
     factor = min(1.0, learner.clip_norm / max(norm(gradient.tensors), 1e-30))
     worst = moved = clipped = off = 0.0
@@ -341,7 +339,7 @@ def _distance_from_formula(learner: Learner, start: Mapping[int, Tensor], gradie
         for p in group["params"]:
             moment, expected = _moment(learner.optimizer, p), true[id(p)]
             if moment is None or expected is None:
-                off += norm([moment, expected]) ** 2  # what is on one side only counts whole
+                off += norm([moment, expected]) ** 2  # a tensor that one side lacks counts whole
                 continue
             every = -(-p.numel() // COMPARED)
             old, now, given, g = (_every_nth(x, every) for x in (start[id(p)], p, moment, expected))
@@ -362,7 +360,7 @@ def _moment(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> Tensor | None:
 
 
 def _every_nth(x: Tensor, every: int) -> Tensor:
-    """Numbers of a tensor that lie so far apart."""
+    """Every n-th number of a tensor."""
     return x.detach().reshape(-1)[::every].double()
 
 

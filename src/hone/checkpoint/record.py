@@ -1,4 +1,4 @@
-"""What a run's folder says of the run: its settings, and what it was run with."""
+"""The settings, package versions and commit that a run's folder records."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ ANEW = "copy it back, or start anew with model.path=CHECKPOINT"
 
 
 def write_settings(recipe: Recipe, folder: Path, *, step: int = 0, changed: Mapping[str, Change] = NONE) -> None:
-    """Write the settings; the first file marks the folder as a run's. changed: what goes on differently from a step."""
+    """Write the settings; the first file marks the folder as a run's. changed: settings that change after `step`."""
     changes = _about(folder).get("changes", []) if step else []
     about = {
         "recipe": to_json(recipe),
@@ -34,12 +34,12 @@ def write_settings(recipe: Recipe, folder: Path, *, step: int = 0, changed: Mapp
         "changes": [*changes, *([{"after_step": step, "settings": changed}] if changed else [])],
     }
     for name, content in ((names.RECIPE, about["recipe"]), (names.CONFIG, about)):
-        # as it is, not escaped: YAML, which reads it again, does not join the two halves of an escaped emoji
+        # unescaped: YAML reads this file, and does not join the two halves of an escaped emoji
         files.write_atomically(folder / name, json.dumps(content, indent=1, ensure_ascii=False))
 
 
 def _digest(settings: Any) -> str:
-    """A flipped bit in a file of settings would be another setting."""
+    """A hash of the settings. Without it a flipped bit in the file would pass as another setting."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -75,14 +75,14 @@ def _about(folder: Path) -> dict[str, Any]:
     if not (folder / names.CONFIG).is_file():
         return NO_CONFIG
     whole = f"copy it back, or remove it, to go on by {names.RECIPE}" if (folder / names.RECIPE).is_file() else ANEW
-    found = files.read_json(folder / names.CONFIG, remedy=whole)
+    content = files.read_json(folder / names.CONFIG, remedy=whole)
     kinds = {"recipe": dict, "digest": str, "python": list, "versions": dict, "changes": list}
-    plain = found if isinstance(found, dict) else {}
+    plain = content if isinstance(content, dict) else {}
     return {name: plain[name] for name, kind in kinds.items() if isinstance(plain.get(name), kind)}
 
 
 def _run_around(folder: Path) -> Path | None:
-    """The run that this folder is a part of, as a checkpoint is."""
+    """The run that this folder lies in, as a checkpoint does; None outside of a run."""
     return next(
         (path for path in folder.parents[:2] if (path / names.RECIPE).is_file() and (path / names.CONFIG).is_file()),
         None,
@@ -90,7 +90,7 @@ def _run_around(folder: Path) -> Path | None:
 
 
 def settings_are_written(recipe: Recipe, folder: Path) -> bool:
-    """Whether the folder's files say what the run is made of now: a resumed run may have more steps."""
+    """Whether the folder's files hold the recipe as it is now. A resumed run may have more steps than they say."""
     now = json.loads(json.dumps(to_json(recipe)))
     try:
         return settings_in(folder) == now == files.read_json(folder / names.RECIPE)
@@ -104,13 +104,14 @@ HOW_IN_PYTHON = "continue it with `hone run RECIPE --resume`, or hone.run(recipe
 def recorded_recipe(folder: Path, *, unread: Collection[str] = (), how: str = HOW_IN_PYTHON) -> Recipe:
     """The recipe that the run in this folder was started with.
 
-    unread: settings that the caller does without; of others made in Python, which no file holds, `how` is the remedy.
+    unread: settings that the caller does not need. No file holds a setting that was made in Python: if one of the
+    others was, `how` is the remedy that the error names.
     """
     settings = settings_in(folder)
     if made := [str(name) for name in _about(folder).get("python", ()) if name not in unread]:
         raise HoneError(f"{folder} was started with {' and '.join(made)} made in Python: {how}")
     recipe = _known(settings, folder)
-    if isinstance(recipe.reward, Mapping):  # in the order it was written: samples list the parts in it
+    if isinstance(recipe.reward, Mapping):  # in the order it was written: samples list the parts in that order
         recipe = replace(recipe, reward=settings["reward"])
     if recipe.run_dir.resolve() != folder.resolve():  # moved, or called from another folder
         recipe = replace(recipe, out=str(folder))
@@ -148,9 +149,9 @@ def _version(name: str) -> str:
 
 def _commit() -> str:
     try:
-        found = subprocess.run(
+        process = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return found.stdout.strip() if found.returncode == 0 else ""
+    return process.stdout.strip() if process.returncode == 0 else ""

@@ -38,10 +38,10 @@ def checkpoint_to_resume(folder: Path, *, resume: bool) -> Path | None:
                 f"{folder} already holds a run: continue it with `hone resume {folder}`, or choose another out="
             )
         note: Callable[[str], None] = say if is_first() else lambda text: None
-        found = files.latest(folder / names.CHECKPOINTS, note=note)
-        if found is None:
+        latest = files.latest(folder / names.CHECKPOINTS, note=note)
+        if latest is None:
             raise HoneError(f"no checkpoint in {folder} is whole: copy one back, or start anew with another out=")
-        return found
+        return latest
     strange = [name for name in names.RUN if (folder / name).exists()] if folder.is_dir() else []
     if strange and names.RECIPE not in strange:
         raise HoneError(f"{folder} has a {strange[0]} that is not of a run: choose another out=")
@@ -49,44 +49,44 @@ def checkpoint_to_resume(folder: Path, *, resume: bool) -> Path | None:
 
 
 def last_logged_step(folder: Path) -> int:
-    """The last step that the log tells of."""
+    """The last step in the log."""
     return max((int(row.get("step", 0)) for row in sinks.read(folder / names.METRICS)), default=0)
 
 
 @contextmanager
 def exclusive_use(folder: Path) -> Iterator[None]:
     """Hold the folder for this run alone. If nothing was written into it, remove it at the end."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     with ExitStack() as stack:
         if is_first():
-            stack.callback(_remove_empty, made)
-        collect.once(partial(_take, folder, stack))
+            stack.callback(_remove_empty, created)
+        collect.once(partial(_lock_and_clean, folder, stack))
         yield
 
 
-def _take(folder: Path, stack: ExitStack) -> None:
-    """Lock it, and bring back a checkpoint that a killed process was about to replace."""
+def _lock_and_clean(folder: Path, stack: ExitStack) -> None:
+    """Lock the folder, and bring back a checkpoint that a killed process was about to replace."""
     stack.enter_context(folder_lock(folder))
     if (folder / names.RECIPE).is_file():
         files.sweep(folder / names.CHECKPOINTS)
 
 
 class FolderGuard:
-    """What a run needs in its folder to be of use later, as it was when it began.
+    """Keeps in a run's folder what is needed to resume the run.
 
-    A folder that is removed, renamed or replaced meanwhile ends the run; a file of settings is written again. What
-    came to lie in the place of a file, as a pipe or a folder, is put aside.
+    If the folder is removed, renamed or replaced, the run ends. If a file of settings is removed, it is written again.
+    A pipe or a folder in the place of a file is renamed.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._told, self._place = folder, False, _folder_id(folder)
+        self._folder, self._warned, self._place = folder, False, _folder_id(folder)
         self._start = _sizes(folder / names.START)
         self._contents = {
             name: (folder / name).read_bytes() for name in (names.RECIPE, names.CONFIG) if (folder / name).is_file()
         }
 
     def check(self, *, done: str = "") -> list[str]:
-        """What was put right; HoneError where that cannot be done. done: the name of the run's last checkpoint."""
+        """Repair the folder, or raise HoneError; returns what it did. done: the name of the run's last checkpoint."""
         folder = self._folder
         lacking = [name for name in self._contents if not (folder / name).is_file()]
         start = _sizes(folder / names.START) == self._start
@@ -95,31 +95,31 @@ class FolderGuard:
                 f"{folder} was removed, renamed or replaced while the run went on, and nothing more is written to it: "
                 "continue it with `hone resume` where it is now, or start it again with `hone run`"
             )
-        said = _put_aside(folder)
+        notes = _rename_misplaced(folder)
         renew_lock(folder)
         for name in lacking:
             files.write_atomically(folder / name, self._contents[name])
-        said += [f"{name} was removed, and is written again" for name in lacking]
+        notes += [f"{name} was removed, and is written again" for name in lacking]
         if not start:
-            said += self._without_start(done)
+            notes += self._report_lost_start(done)
         if done and not (folder / names.CHECKPOINTS / done / names.MANIFEST).is_file():
             raise Unsaved(
                 f"{folder / names.CHECKPOINTS / done} was removed as soon as it was saved: start the run again"
             )
-        return said
+        return notes
 
-    def _without_start(self, done: str) -> list[str]:
-        """Nothing can go on without it, and nobody has it any more; what is trained can still be used."""
+    def _report_lost_start(self, done: str) -> list[str]:
+        """Warn once, or raise if the run is done: without START it cannot be resumed. Its weights can still be used."""
         lost = f"{self._folder / names.START} was removed or changed, without which the run cannot be resumed"
         if done:
             raise HoneError(f"the run is done, but {lost}: copy it back, or go on with model.path=.../{done}")
-        news, self._told = [] if self._told else [f"warn: {lost}: copy it back"], True
-        return news
+        notes, self._warned = [] if self._warned else [f"warn: {lost}: copy it back"], True
+        return notes
 
 
-def _put_aside(folder: Path) -> list[str]:
-    """Put aside what is no file where the run writes one, or no folder where it has its checkpoints; what was."""
-    said = list[str]()
+def _rename_misplaced(folder: Path) -> list[str]:
+    """Rename what is not a file in the place of a file, or not a folder in the place of the checkpoints."""
+    notes = list[str]()
     for name in (
         names.RECIPE,
         names.CONFIG,
@@ -135,8 +135,8 @@ def _put_aside(folder: Path) -> list[str]:
         aside = next(p for n in count(1) if not os.path.lexists(p := folder / f"{name}.aside-{n}"))
         os.replace(path, aside)
         kind = "folder" if name == names.CHECKPOINTS else "file"
-        said.append(f"warn: {name} is no {kind} any more: what is there in its place is now {aside.name}")
-    return said
+        notes.append(f"warn: {name} is no {kind} any more: what is there in its place is now {aside.name}")
+    return notes
 
 
 def _sizes(folder: Path) -> dict[str, int]:
@@ -153,7 +153,7 @@ def _folder_id(folder: Path) -> tuple[int, int] | None:
 
 
 def remove_run_files(folder: Path) -> None:
-    """A run that did not do its first step leaves nothing behind."""
+    """Remove what a run wrote that did not do its first step."""
     for path in (folder / name for name in reversed(names.RUN)):  # what marks the folder as a run's goes last
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -161,10 +161,10 @@ def remove_run_files(folder: Path) -> None:
             path.unlink()
 
 
-def _remove_empty(made: Sequence[Path]) -> None:
-    """Remove the folders that were made for a run and are empty, the innermost first."""
-    for path in made:
-        with suppress(OSError):  # not empty: a run has come of it, this one or another's
+def _remove_empty(created: Sequence[Path]) -> None:
+    """Remove the folders that were created for a run and are empty, the innermost first."""
+    for path in created:
+        with suppress(OSError):  # not empty: this run or another one uses it
             path.rmdir()
 
 
@@ -181,15 +181,15 @@ def folder_lock(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        for handle in [handle for handle, of in _handles.items() if of == path]:  # none in a child forked meanwhile
+        for handle in [handle for handle, of in _handles.items() if of == path]:  # none in a forked child
             _release_lock(path, handle)
 
 
 def _release_lock(path: Path, handle: int) -> None:
     del _handles[handle]
-    with suppress(OSError):  # the lock is the handle: a file that stays harms nobody
-        if _is_at(path, handle):  # else another's, in a folder that was put in this one's place
-            path.unlink()  # while it is held, so that who has opened it since finds it gone
+    with suppress(OSError):  # the lock is the handle: it does no harm if the file stays
+        if _is_at(path, handle):  # if not, it belongs to a folder that replaced this one
+            path.unlink()  # while it is locked: a process that has opened it then sees that it is gone
     os.close(handle)
 
 
@@ -202,21 +202,21 @@ def _acquire_lock(path: Path) -> None:
 
 
 def renew_lock(folder: Path) -> None:
-    """Inside `folder_lock`: take the lock anew if its file was removed; HoneError where another was quicker."""
+    """Inside `folder_lock`: take the lock anew if its file was removed; HoneError if another process took it."""
     path = folder / names.LOCK
     if not any(_is_at(path, handle) for handle in _handles):
         _acquire_lock(path)
 
 
 def _take_lock(path: Path) -> int:
-    """A handle of the file with the lock on it."""
+    """Open the lock's file and lock it; the handle."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(path) and not path.is_file() and os.path.lexists(path):  # a lock may go in between
+        if os.path.lexists(path) and not path.is_file() and os.path.lexists(path):  # it may vanish in between
             raise HoneError(f"{path} is no file, but a pipe, a folder or a link that leads nowhere: remove it")
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except FileNotFoundError:  # the folder was removed in between, by a run that came to nothing
+        except FileNotFoundError:  # another run, which ended before its first step, removed the folder in between
             continue
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -242,13 +242,13 @@ def _take_lock(path: Path) -> int:
 def _is_at(path: Path, handle: int) -> bool:
     try:
         there, here = path.stat(), os.fstat(handle)
-    except OSError:  # it is gone, or what it was in
+    except OSError:  # the file or its folder is gone
         return False
     return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
 
 def _close_locks_in_child() -> None:
-    """In a forked child: a lock that is shared with it would outlive its owner."""
+    """Close the locks in a forked child, which would otherwise hold them when the parent has ended."""
     for handle in _handles:
         os.close(handle)
     _handles.clear()

@@ -1,4 +1,4 @@
-"""Checkpoints written while the loop goes on: a thread writes what was copied aside, one checkpoint at a time.
+"""Checkpoints that a thread writes from copies while the loop goes on, one at a time.
 
 By default a clock says when: `Timer`.
 """
@@ -21,8 +21,8 @@ class Timer:
 
     The first save is due when its guessed cost is 1 % of the time so far, and after `seconds` at the latest. Each
     further one is due when the run is twice as old as it was at the last one, or `seconds` after that, but not before
-    its cost is 0.5 % of the time since: what else the machine does may double it. So a kill costs half of the work so
-    far, or a few minutes of it. age: seconds that were spent before, as on imports.
+    its cost is 0.5 % of the time since: other work on the machine may double the cost. So a kill costs half of the
+    work so far, or a few minutes of it. age: seconds that passed before, as in imports.
     """
 
     def __init__(self, seconds: float, *, age: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,7 +40,7 @@ class Timer:
         return now - self._last >= max(2 * cost / SHARE, min(self._seconds, self._last - self._begin))
 
     def saved(self) -> None:
-        """A save was begun, by the clock or not."""
+        """Note that a save begins, whoever asked for it."""
         self._last = self._clock()
 
 
@@ -63,11 +63,9 @@ class Saver:
         self._work: BackgroundTask[None] | None = None
         self._stop = threading.Event()
         self._shares_cores = shares_cores
-        self.events: list[str] = []  # what went wrong and was made good, for whoever prints it
-        self.held_seconds = (
-            0.0  # seconds that the latest save held the loop up; before the first, what one is guessed to cost
-        )
-        self.write_seconds = 0.0  # in which the latest writing had a processor, or waited for one
+        self.events: list[str] = []  # failures that a later save made good, to be printed
+        self.held_seconds = 0.0  # seconds that the latest save stopped the loop for; before the first, a guess
+        self.write_seconds = 0.0  # in which the latest writing used a processor, or waited for one
 
     @property
     def cost(self) -> float:
@@ -75,7 +73,7 @@ class Saver:
         return self.held_seconds + (self.write_seconds if self._shares_cores else 0.0)
 
     def guess(self, seconds: float) -> None:
-        """What a save will cost, by the processor time of reading or writing as much, until one was made."""
+        """Set the cost until a first save has one: processor seconds of reading or writing as much."""
         self.held_seconds = seconds if self._shares_cores else 0.0
 
     @property
@@ -85,64 +83,64 @@ class Saver:
 
     @property
     def failed(self) -> bool:
-        """Whether the latest writing has come to an end without having written."""
+        """Whether the latest writing has ended with an error."""
         return self._work is not None and self._work.ended() and self._work.error is not None
 
     def go_on(self) -> None:
-        """For the writing to call between two files: ends one that was given up."""
+        """The writing calls this between two files. It raises Cancelled if `close` has given up waiting."""
         if self._stop.is_set():
             raise Cancelled
 
     def start(self, write: Callable[[], object]) -> None:
-        """Write beside the loop, when the writing before has ended; where that one failed, wait for this one."""
+        """Write beside the loop once the last writing has ended. If that one failed, wait for this one."""
         before = self._settle()
         if before is not None:
             self.events.append(f"{before}; the run is saved anew")
-        box = [write]  # emptied, so that the copies go when they are written
-        self._work = BackgroundTask(lambda: self._write(box.pop()), stream=_queue())
+        box = [write]  # emptied, so that the copies are freed as soon as they are written
+        self._work = BackgroundTask(lambda: self._write(box.pop()), stream=_transfer_stream())
         if before is not None:
             self.wait()
 
     def wait(self) -> None:
-        """Until all is written; what went wrong is raised here."""
+        """Wait until all is written; raises the error of the writing."""
         error = self._settle()
         try:
             if error is not None:
                 raise error
         finally:
-            del error  # whose traceback holds this frame, and with it the run's tensors
+            del error  # its traceback holds this frame, and so the run's tensors
 
     def close(self, *, patience: float | None = None) -> BaseException | None:
-        """Wait for the writing; where it takes longer than the patience give it up, without harm. What went wrong."""
+        """Wait for the writing, and give it up after `patience` seconds. Returns its error."""
         if self._work is not None and patience is not None and not self._work.ended(patience):
             self._stop.set()
-            if not self._work.ended(patience):  # in the middle of a large file: what is aside is swept away later
+            if not self._work.ended(patience):  # in the middle of a large file; the next run removes it
                 return None
         return self._settle()
 
     def drain(self) -> list[str]:
-        """What happened since it was last asked."""
-        said, self.events = self.events, []
-        return said
+        """The events since the last call."""
+        events, self.events = self.events, []
+        return events
 
     def _write(self, write: Callable[[], object]) -> None:
         begin, start = time.thread_time(), time.monotonic()
         try:
             write()
-        finally:  # cores that others use too take longer for it; a slow disk takes time that the loop does not miss
+        finally:  # others may use the cores too; time that a slow disk takes is no cost
             self.write_seconds = min(time.monotonic() - start, 2 * (time.thread_time() - begin))
 
     def _settle(self) -> BaseException | None:
-        """Wait for the writing in progress; the error it ended with."""
+        """Wait for the writing in progress; returns its error."""
         if self._work is None:
             return None
-        self._work.join()  # a signal may end the waiting, and the work is then still known
+        self._work.join()  # before `_work` is cleared: a signal may end the wait
         work, self._work = self._work, None
         return work.error
 
 
-def _queue() -> "torch.cuda.Stream | None":
-    """A GPU's queue of its own, behind what was copied, so that the learner's kernels do not wait for the transfer."""
+def _transfer_stream() -> "torch.cuda.Stream | None":
+    """A stream behind the copies, so that the learner's kernels do not wait for the transfer; None without a GPU."""
     if not torch.cuda.is_initialized():
         return None
     stream = torch.cuda.Stream()

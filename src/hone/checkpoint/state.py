@@ -1,4 +1,4 @@
-"""What a checkpoint holds: a model folder ready to load, and beside it all that a run needs to go on exactly."""
+"""What a checkpoint holds: a model folder ready to load, and all that a run needs to go on exactly."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +31,7 @@ from hone.train.learner import Learner
 if TYPE_CHECKING:
     from hone.train.shards import Shards
 
-FORMAT = 1  # of all that lies beside the model: another number where an older Hone would read it wrongly
+FORMAT = 1  # of all that lies beside the model. It rises when an older Hone would read the files wrongly
 FREE = 2**31  # bytes of a GPU's memory that copies leave free
 
 
@@ -44,7 +44,7 @@ class Resumable(Protocol):
 
 
 def _base(recipe: Recipe) -> str:
-    """The base model's folder in full: a name of the model cache means nothing to peft."""
+    """The full path of the base model's folder: peft does not know the names of the model cache."""
     return str(resolve(recipe.model.path).resolve()) if recipe.model.path else ""
 
 
@@ -52,11 +52,11 @@ def _base(recipe: Recipe) -> str:
 
 
 class Copies:
-    """Copies of what training changes in place, each made once; other tensors are handed through."""
+    """Copies tensors that training changes in place, each of them once; returns other tensors as they are."""
 
     def __init__(self, moving: Iterable[Tensor]) -> None:
         self._moving = {x.untyped_storage().data_ptr() for x in moving}
-        self._made = dict[tuple[object, ...], Tensor]()
+        self._copies = dict[tuple[object, ...], Tensor]()
 
     def __call__(self, x: Tensor) -> Tensor:
         """The tensor as it is now."""
@@ -64,25 +64,25 @@ class Copies:
         if x.is_meta or x.untyped_storage().data_ptr() not in self._moving:
             return x
         place = (x.device, x.data_ptr(), x.dtype, x.shape, x.stride())
-        if place not in self._made:
-            self._made[place] = _copy(x)
-        return self._made[place]
+        if place not in self._copies:
+            self._copies[place] = _copy(x)
+        return self._copies[place]
 
 
 def _copy(x: Tensor) -> Tensor:
-    """On the same device, where a copy takes the least time, unless the device is nearly full."""
+    """A copy on the same device, which is fastest, or on the CPU if the device is nearly full."""
     full = x.is_cuda and torch.cuda.mem_get_info(x.device)[0] < x.nbytes + FREE
     return x.cpu() if full else x.clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What a checkpoint holds, as it was at one moment; where ranks hold parts, on the first rank alone.
+    """What a checkpoint holds, as it was at one moment. If ranks hold parts, only the first rank's has tensors.
 
-    Its tensors stay as they are while the run goes on, and it can be written at leisure.
+    Updates do not change its tensors, so that it can be written while the run goes on.
     """
 
-    model: Decoder | Scorer  # how it is built; what it weighs is in `weights`
+    model: Decoder | Scorer  # its structure; its weights are in `weights`
     weights: Mapping[str, Tensor]  # of the model's folder: adapters merged
     tensors: Mapping[str, Mapping[str, Tensor]]  # by file: trained ones as they are (adapters unmerged), moments
     adapter: Mapping[str, Tensor]  # empty: none is trained
@@ -97,7 +97,7 @@ def take_snapshot(
     parts: Mapping[str, Resumable],
     score: float | None = None,
 ) -> Snapshot:
-    """All that a checkpoint holds; every rank takes part. score: the metric save.best, where it was measured."""
+    """Copy all that a checkpoint holds; every rank takes part. score: the metric save.best, where it was measured."""
     shards, reference = learner.shards, dict[str, Tensor]()
     if recipe.train.reference_refresh and isinstance(learner.reference, Policy):
         reference = learner.reference.decoder.state_dict()
@@ -120,7 +120,7 @@ def take_snapshot(
 
 
 def _changed_in_place(policy: Policy | Scorer, learner: Learner) -> Iterator[Tensor]:
-    """What an update changes in place."""
+    """The tensors that an update changes in place."""
     yield from (local_part(p) for p in policy.parameters() if p.requires_grad)
     yield from (local_part(p) for p in learner.trained().values())
     yield from (local_part(x) for x in optimizer_tensors(learner.optimizer).values())
@@ -145,7 +145,7 @@ def _is_half(learner: Learner) -> bool:
 
 
 def score_of(folder: Path, metric: str) -> float | None:
-    """What a checkpoint scored by the metric; None where it was not measured, or cannot be read."""
+    """A checkpoint's value of the metric; None where it was not measured, or cannot be read."""
     try:
         score = json.loads(read_text(folder / names.STATE))["score"]
         return float(score["value"]) if score["metric"] == metric else None
@@ -154,13 +154,13 @@ def score_of(folder: Path, metric: str) -> float | None:
 
 
 def write_checkpoint(folder: Path, snapshot: Snapshot, tokenizer: Tokenizer, *, recipe: Recipe) -> None:
-    """A model folder ready to load, and what goes on from it."""
+    """Write a model folder ready to load, and the state that a run resumes from."""
     save_model(snapshot.model, tokenizer, folder, weights=snapshot.weights)
     write_state(folder, snapshot, recipe=recipe)
 
 
 def write_state(folder: Path, snapshot: Snapshot, *, recipe: Recipe) -> None:
-    """Tensors, counters and cursors, and the adapter that is trained."""
+    """Write tensors, counters and cursors, and the adapter that is trained."""
     for file, tensors in snapshot.tensors.items():
         kept = {
             name: x for name, x in tensors.items() if file != names.WEIGHTS or not _in_model_folder(name, x, snapshot)
@@ -175,14 +175,14 @@ def write_state(folder: Path, snapshot: Snapshot, *, recipe: Recipe) -> None:
 
 
 def _model_key(name: str) -> str:
-    """What a model's folder calls a trained weight; "" where it has none like it."""
-    if name.startswith(("decoder.inner.", "critic.")):  # transformers writes its models in its own words
+    """The name of a trained weight in a model's folder; "" where the folder lacks it."""
+    if name.startswith(("decoder.inner.", "critic.")):  # transformers writes its models under names of its own
         return ""
     return "score." + name.removeprefix("head.") if name.startswith("head.") else name.removeprefix("decoder.")
 
 
 def _in_model_folder(name: str, x: Tensor, snapshot: Snapshot) -> bool:
-    """Whether the model's folder holds these very bits, so that they need not be written twice."""
+    """Whether the model's folder holds the same bits, so that they need not be written twice."""
     decoder = snapshot.model.decoder if isinstance(snapshot.model, Scorer) else snapshot.model
     twin = None if isinstance(decoder, Foreign) else snapshot.weights.get(_model_key(name))
     if twin is None or twin.dtype != x.dtype or twin.shape != x.shape:
@@ -191,7 +191,7 @@ def _in_model_folder(name: str, x: Tensor, snapshot: Snapshot) -> bool:
 
 
 def _bits(x: Tensor) -> Tensor:
-    """-0.0 equals 0.0, and NaN nothing: bits tell."""
+    """The bytes of a tensor. As numbers -0.0 equals 0.0, and NaN does not equal itself."""
     return x.cpu().contiguous().view(-1).view(torch.uint8)
 
 
@@ -200,11 +200,11 @@ def _bits(x: Tensor) -> Tensor:
 
 def saved_weights(folder: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
     """The trained weights of a checkpoint by name: those in a file of their own, and those `wanted` from its model."""
-    found = load_tensors(folder / names.WEIGHTS)
-    if missing := [name for name in wanted if name not in found]:
+    weights = load_tensors(folder / names.WEIGHTS)
+    if missing := [name for name in wanted if name not in weights]:
         model = tensor_index(folder)
-        found |= {name: model[key].read() for name in missing if (key := _model_key(name)) in model}
-    return found
+        weights |= {name: model[key].read() for name in missing if (key := _model_key(name)) in model}
+    return weights
 
 
 def restore(
@@ -217,7 +217,7 @@ def restore(
 ) -> list[str]:
     """Put everything back as `write_state` found it.
 
-    changed: the settings are others; a part that cannot go on with them begins anew, and that is told.
+    changed: the settings changed. A part that cannot go on with them begins anew; returns a line for each.
     """
     state = read_state(folder)
     restore_learned(folder, policy, learner)
@@ -226,15 +226,15 @@ def restore(
     saved: Mapping[str, Any] = state["parts"]
     if parts.keys() != saved.keys() and (not changed or ("roller" in parts) != ("roller" in saved)):
         raise _of_another_run(folder)
-    told = list[str]()
+    notes = list[str]()
     for name, part in parts.items() if not changed else ((n, p) for n, p in parts.items() if n in saved):
         try:
             _load(part, saved[name])
         except HoneError as error:
             if not changed:
                 raise HoneError(f"{error}; --allow-change goes on, and begins the {name} anew") from error
-            told.append(f"the {name} begins anew ({error})")
-    return told
+            notes.append(f"the {name} begins anew ({error})")
+    return notes
 
 
 def _load(part: Resumable, saved: Any) -> None:
@@ -242,8 +242,8 @@ def _load(part: Resumable, saved: Any) -> None:
     try:
         part.load(saved)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        said = f"{type(error).__name__}: {error}"
-        raise HoneError(f"cannot resume: its state is damaged ({said}): resume from another checkpoint") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise HoneError(f"cannot resume: its state is damaged ({reason}): resume from another checkpoint") from error
 
 
 NEEDED: dict[str, Any] = {"updates": int, "version": int, "control": dict[str, float], "parts": dict[str, Any]}
@@ -259,17 +259,17 @@ def read_state(folder: Path) -> dict[str, Any]:
             f"{FORMAT}: resume with the one that config.json names, or start a new run with model.path={folder}"
         )
     try:
-        found = {**state, **{name: fit(state[name], hint) for name, hint in NEEDED.items()}}
-        found["dtype"] = fit(state.get("dtype", "auto"), Literal["auto", "bfloat16", "float32"])
+        fields = {**state, **{name: fit(state[name], hint) for name, hint in NEEDED.items()}}
+        fields["dtype"] = fit(state.get("dtype", "auto"), Literal["auto", "bfloat16", "float32"])
     except Misfit as misfit:
         raise HoneError(f"{folder / names.STATE} is damaged (expected {misfit}): use an earlier checkpoint") from None
-    if min(found["updates"], found["version"]) < 0:
+    if min(fields["updates"], fields["version"]) < 0:
         raise HoneError(f"{folder / names.STATE} is damaged (a count is negative): use an earlier checkpoint")
-    return found
+    return fields
 
 
 def restore_learned(folder: Path, policy: Policy | Scorer, learner: Learner) -> None:
-    """Weights and moments: what the updates so far have made."""
+    """Restore weights and moments."""
     restore_weights(folder, policy, learner)
     moments = load_tensors(folder / names.MOMENTS)
     if learner.shards is not None:
@@ -278,7 +278,7 @@ def restore_learned(folder: Path, policy: Policy | Scorer, learner: Learner) -> 
 
 
 def restore_weights(folder: Path, policy: Policy | Scorer, learner: Learner) -> None:
-    """The trained weights, and the reference where it has moved: all that a loss depends on."""
+    """Restore the trained weights, and the reference where it has moved: all that a loss depends on."""
     files.verify(folder)
     parameters = learner.trained()
     _load_weights(parameters, saved_weights(folder, parameters), folder, shards=learner.shards)

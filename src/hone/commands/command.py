@@ -16,7 +16,7 @@ EXAMPLES = "examples:"
 
 
 def no_options(parser: argparse.ArgumentParser) -> None:
-    """For a command that takes nothing."""
+    """No options: for a command that takes none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Command:
 
 
 def show(pairs: Mapping[str, str]) -> None:
-    """Names and what belongs to them, in two columns."""
+    """Print names and their descriptions in two columns."""
     width = max(map(len, pairs), default=0)
     for name, text in pairs.items():
         print(f"{name:<{width}}  {text}".rstrip())
@@ -67,7 +67,7 @@ class Formatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's own, with `--debug` everywhere; the innermost one that was used is `parser` in what it parses."""
+    """argparse's parser, with `--debug` for every command. `parser` in its result is the innermost parser used."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, "formatter_class": Formatter, **settings})
@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         self.set_defaults(parser=self)
 
     def refuse(self, left: Sequence[str], *, settings: bool) -> NoReturn:
-        """End with what is wrong with arguments that are left over; settings: the command takes a.b=value."""
+        """End with an error about arguments that are left over; settings: the command takes a.b=value."""
         option = next((text for text in left if text.startswith("-")), None)
         if option is None:
             self.error(f"{left[0]!r} is one argument too many: leave it out, or see {self.prog} --help")
@@ -91,12 +91,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_command(commands: Any, name: str, help: str, *, notes: str = "", examples: Sequence[str] = ()) -> Parser:
-    """One more command of `hone`, or action of a command; notes: what follows the options in its help."""
+    """Add a command of `hone`, or an action of a command; notes: text below the options in its help."""
     shown = "\n  ".join((EXAMPLES, *examples)) if examples else ""
     epilog = "\n\n".join(filter(None, (notes, shown)))
     return commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.", epilog=epilog)
 
 
 def add_actions(parser: argparse.ArgumentParser) -> Any:
-    """A place for actions, one of which must be named."""
+    """Let the parser have actions, one of which must be named."""
     return parser.add_subparsers(title="actions", metavar="ACTION", required=True)

@@ -88,7 +88,7 @@ def _rules(arguments: argparse.Namespace) -> dict[str, float | None]:
     return limits
 
 
-def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+def _input_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "column": arguments.column,
         "split": arguments.split,
@@ -104,7 +104,7 @@ def _clean(arguments: argparse.Namespace) -> None:
     from hone.data.corpus.settings import CorpusSettings
 
     settings = CorpusSettings(
-        **_given(arguments),
+        **_input_settings(arguments),
         languages=() if arguments.languages == "off" else tuple(arguments.languages.split(",")),
         rules=_rules(arguments),
         toxicity=_number("--toxicity", arguments.toxicity),
@@ -128,8 +128,8 @@ def _overlap(arguments: argparse.Namespace) -> None:
     from hone.data.corpus.report import show_overlap
     from hone.data.corpus.settings import CorpusSettings
 
-    found = compare(arguments.sources, CorpusSettings(**_given(arguments)), workers=arguments.workers)
-    print(json.dumps(found, ensure_ascii=False) if arguments.json else show_overlap(found), end="")
+    report = compare(arguments.sources, CorpusSettings(**_input_settings(arguments)), workers=arguments.workers)
+    print(json.dumps(report, ensure_ascii=False) if arguments.json else show_overlap(report), end="")
 
 
 COMMANDS = (

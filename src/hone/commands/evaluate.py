@@ -38,7 +38,7 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _ranked(arguments: argparse.Namespace) -> dict[str, float]:
+def _evaluate_ranked(arguments: argparse.Namespace) -> dict[str, float]:
     from hone.inference.defaults import Sampling
     from hone.inference.rank import Rank, evaluate_ranked
 
@@ -59,11 +59,11 @@ def _eval(arguments: argparse.Namespace) -> None:
     if arguments.max_tokens is not None and arguments.max_tokens < 1:
         raise HoneError(f"max_tokens is {arguments.max_tokens}: set it to 1 or more, or leave --max-tokens out")
     arguments.max_tokens = arguments.max_tokens or 0  # 0: the model's own
-    result = _ranked(arguments) if arguments.judge else _sampled(arguments)
+    result = _evaluate_ranked(arguments) if arguments.judge else _evaluate_samples(arguments)
     show({name: f"{value:.4g}" for name, value in result.items()})
 
 
-def _sampled(arguments: argparse.Namespace) -> dict[str, float]:
+def _evaluate_samples(arguments: argparse.Namespace) -> dict[str, float]:
     from hone.inference.evaluate import evaluate
 
     return evaluate(
@@ -100,7 +100,7 @@ def _label(arguments: argparse.Namespace) -> None:
     from hone.inference.defaults import Sampling
     from hone.inference.label import StepLabels, label_steps
 
-    found = label_steps(
+    metrics = label_steps(
         arguments.model,
         arguments.data,
         arguments.out,
@@ -115,7 +115,7 @@ def _label(arguments: argparse.Namespace) -> None:
         limit=arguments.limit,
         say=say,
     )
-    show({name: f"{value:.6g}" for name, value in found.items()})
+    show({name: f"{value:.6g}" for name, value in metrics.items()})
 
 
 COMMANDS = (

@@ -1,4 +1,4 @@
-"""hone replay, report: looking at what a run left behind."""
+"""hone replay, report: look at the folder of a run."""
 
 import argparse
 import json
@@ -43,7 +43,7 @@ def _replay(arguments: argparse.Namespace) -> None:
 
 
 def _show_nothing_found(report: "Replay") -> None:
-    """Say why the replay found only finite numbers though the run had found another."""
+    """Say why the replay found only finite numbers although the run did not."""
     print(f"all is finite with these weights; in the run: {report.then or 'each micro-batch alone was finite too'}")
     if report.nearer:
         print(f"the weights of the time were not saved: a run with {report.nearer} keeps them")

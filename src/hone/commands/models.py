@@ -1,4 +1,4 @@
-"""hone fetch, inspect: a model into the cache, and what a model or adapter is made of."""
+"""hone fetch, inspect: download a model, and show the parts of a model or adapter."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hone.model.inspect import Inspection
 
 
-WIDE = 120  # columns where there is no terminal to ask
+WIDE = 120  # columns if there is no terminal
 
 
 def _fetch_options(parser: argparse.ArgumentParser) -> None:

@@ -36,7 +36,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _laws(arguments: argparse.Namespace, shown: dict[str, Any]) -> dict[str, Any]:
-    """The laws to plan with; a fit is described in `shown`."""
+    """The laws to plan with; adds a description of a fit to `shown`."""
     from hone.eval.scaling import LAWS
 
     if arguments.fit is None:
@@ -48,13 +48,13 @@ def _laws(arguments: argparse.Namespace, shown: dict[str, Any]) -> dict[str, Any
 
     if arguments.bootstrap < 0:
         raise HoneError(f"bootstrap is {arguments.bootstrap}: give 0 or more")
-    found = fit(read_runs(read_rows(arguments.fit), name=arguments.fit), bootstrap=arguments.bootstrap)
+    fitted = fit(read_runs(read_rows(arguments.fit), name=arguments.fit), bootstrap=arguments.bootstrap)
     shown["fit"] = {
-        "runs": found.runs,
-        "error": found.error,
-        **{name: {"value": getattr(found.law, name), "interval": found.intervals.get(name)} for name in _CONSTANTS},
+        "runs": fitted.runs,
+        "error": fitted.error,
+        **{name: {"value": getattr(fitted.law, name), "interval": fitted.intervals.get(name)} for name in _CONSTANTS},
     }
-    return {"fit": found.law}
+    return {"fit": fitted.law}
 
 
 _CONSTANTS = ("E", "A", "B", "alpha", "beta")
@@ -112,12 +112,12 @@ def _scaling(arguments: argparse.Namespace) -> None:
     _show_plans(shown["plans"], laws, attention=shape is not None)
 
 
-def _show_fit(found: dict[str, Any]) -> None:
-    print(f"L = E + A / N^alpha + B / D^beta over {found['runs']} runs, error {found['error']:.3g} in log L")
+def _show_fit(fitted: dict[str, Any]) -> None:
+    print(f"L = E + A / N^alpha + B / D^beta over {fitted['runs']} runs, error {fitted['error']:.3g} in log L")
     for name in _CONSTANTS:
-        interval = found[name]["interval"]
+        interval = fitted[name]["interval"]
         bounds = f"  95 %: {interval[0]:.5g} to {interval[1]:.5g}" if interval else ""
-        print(f"  {name:<6} {found[name]['value']:.5g}{bounds}")
+        print(f"  {name:<6} {fitted[name]['value']:.5g}{bounds}")
 
 
 def _show_plans(plans: list[dict[str, Any]], laws: dict[str, Any], *, attention: bool) -> None:

@@ -1,4 +1,4 @@
-"""hone algos, recipes, settings: what there is to choose from, and what each setting means."""
+"""hone algos, recipes, settings: lists of them, and the meaning of each setting."""
 
 import argparse
 import ast
@@ -19,7 +19,7 @@ from hone.config.overrides import OTHER_FRAMEWORKS, Choice, did_you_mean, settin
 from hone.config.recipe import Recipe
 from hone.errors import HoneError
 
-WIDTH = 120  # the most columns that are read with ease
+WIDTH = 120  # the most columns of a line that is easy to read
 INDENT = " " * 6
 
 
@@ -89,11 +89,11 @@ class RecipeSetting:
     name: str
     default: Any
     meaning: str
-    choices: tuple[Any, ...] = ()  # where there are only a few
+    choices: tuple[Any, ...] = ()  # if there are only a few
 
     @property
     def group(self) -> str:
-        """What it is a setting of, "" for the recipe itself."""
+        """The part of the recipe that the setting belongs to, "" for the recipe itself."""
         return self.name.rpartition(".")[0]
 
     def matches(self, prefix: str) -> bool:
@@ -101,34 +101,34 @@ class RecipeSetting:
         return self.name.startswith(prefix) or prefix.startswith(f"{self.name}.")
 
     def shown(self, width: int) -> str:
-        """Its default as it would be set, and under it the meaning, in lines of so many columns."""
+        """Its default as on the command line, and below it the meaning, in lines of `width` columns."""
         choices = f"  ({', '.join(map(written, self.choices))})" if self.choices else ""
         meaning = wrapped(self.meaning, width, indent=INDENT)
         return "\n".join([f"  {self.name}={written(self.default)}{choices}", *meaning])
 
 
 def wrapped(text: str, width: int, *, indent: str) -> list[str]:
-    """Lines of so many columns, all indented."""
+    """Indented lines of `width` columns."""
     lines = textwrap.wrap(text, width - len(indent), break_long_words=False, break_on_hyphens=False)
     return [indent + line for line in lines]
 
 
 def text_width() -> int:
-    """The columns of the terminal, as far as they are read with ease."""
+    """The columns of the terminal, at most WIDTH."""
     return min(WIDTH, shutil.get_terminal_size().columns)
 
 
 def all_settings(config: Any = None, above: str = "") -> Iterator[RecipeSetting]:
     """All settings of a recipe, in the order of its source."""
     config = Recipe() if config is None else config
-    hints, told = get_type_hints(type(config)), meanings(type(config))
+    hints, comments = get_type_hints(type(config)), meanings(type(config))
     for field in fields(config):
         value, hint, name = getattr(config, field.name), hints[field.name], f"{above}{field.name}"
         if is_dataclass(value) and not isinstance(value, Choice):
             yield from all_settings(value, f"{name}.")
         else:
             choices = get_args(hint) if get_origin(hint) is Literal else ()
-            yield RecipeSetting(name=name, default=value, meaning=told.get(field.name, ""), choices=choices)
+            yield RecipeSetting(name=name, default=value, meaning=comments.get(field.name, ""), choices=choices)
 
 
 def meanings(kind: type) -> dict[str, str]:
@@ -137,25 +137,25 @@ def meanings(kind: type) -> dict[str, str]:
 
 
 def field_comments(source: str) -> dict[str, str]:
-    """The same from a class's source: of each field the lines right above it, and what stands beside it."""
+    """The comments of each field in a class's source: the lines right above it and the one beside it."""
     source = textwrap.dedent(source)
     beside, alone = dict[int, str](), dict[int, str]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             place = beside if token.line[: token.start[1]].strip() else alone
             place[token.start[0]] = token.string.removeprefix("#").strip()
-    (made,) = ast.parse(source).body
-    assert isinstance(made, ast.ClassDef)
-    found = dict[str, str]()
-    for node in made.body:
+    (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.ClassDef)
+    comments = dict[str, str]()
+    for node in definition.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             first = node.lineno
             while first - 1 in alone:
                 first -= 1
             own = range(node.lineno, (node.end_lineno or node.lineno) + 1)
             lines = [alone[i] for i in range(first, node.lineno)] + [beside[i] for i in own if i in beside]
-            found[node.target.id] = " ".join(lines)
-    return {name: meaning for name, meaning in found.items() if meaning}
+            comments[node.target.id] = " ".join(lines)
+    return {name: meaning for name, meaning in comments.items() if meaning}
 
 
 def written(value: Any) -> str:
@@ -176,13 +176,13 @@ def _settings_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _settings(arguments: argparse.Namespace) -> None:
-    known, prefix = sorted(all_settings(), key=lambda s: bool(s.group)), arguments.prefix  # the recipe's own first
-    found = [setting for setting in known if setting.matches(prefix)]
-    if not found:
-        raise _no_setting(prefix, [setting.name for setting in known])
+    settings, prefix = sorted(all_settings(), key=lambda s: bool(s.group)), arguments.prefix  # the recipe's own first
+    matches = [setting for setting in settings if setting.matches(prefix)]
+    if not matches:
+        raise _no_setting(prefix, [setting.name for setting in settings])
     width = text_width()
-    blocks = [_block(group, list(those), width) for group, those in groupby(found, key=attrgetter("group"))]
-    print(found[0].shown(width) if len(found) == 1 else "\n\n".join(blocks))
+    blocks = [_block(group, list(those), width) for group, those in groupby(matches, key=attrgetter("group"))]
+    print(matches[0].shown(width) if len(matches) == 1 else "\n\n".join(blocks))
 
 
 def _no_setting(prefix: str, names: Sequence[str]) -> HoneError:
@@ -196,7 +196,7 @@ def _no_setting(prefix: str, names: Sequence[str]) -> HoneError:
 
 
 def _block(group: str, settings: Sequence[RecipeSetting], width: int) -> str:
-    """Settings of one group, under what its dataclass says of it."""
+    """The settings of one group, below the docstring of its dataclass."""
     of = type(attrgetter(group)(Recipe())) if group else Recipe
     head = f"{group or 'recipe'}: {first_line(of)}"
     return "\n".join([textwrap.fill(head, width), *(setting.shown(width) for setting in settings)])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hone.data.rows.columns import Row
     from hone.types import Task
 
-GOLD = ("answer", "canonical_solution", "code", "solution")  # where right answers are, the first that there is
+GOLD = ("answer", "canonical_solution", "code", "solution")  # columns of right answers; the first one present counts
 CUT = 60  # characters of an answer that are shown
 
 
@@ -61,12 +61,12 @@ def _calibrate(arguments: argparse.Namespace) -> None:
 
     from hone.inference.calibrate import calibrate
 
-    found = calibrate(arguments.model, arguments.data, limit=arguments.limit)
+    calibration = calibrate(arguments.model, arguments.data, limit=arguments.limit)
     if arguments.json:
-        print(json.dumps(asdict(found)))
+        print(json.dumps(asdict(calibration)))
     else:
-        about = f"mean {found.mean:.4g}, standard deviation {found.std:.4g}"
-        print(f"{arguments.model}: {about} over {found.rows} completions")
+        about = f"mean {calibration.mean:.4g}, standard deviation {calibration.std:.4g}"
+        print(f"{arguments.model}: {about} over {calibration.rows} completions")
 
 
 def _test(arguments: argparse.Namespace) -> None:
@@ -79,10 +79,10 @@ def _test(arguments: argparse.Namespace) -> None:
         raise HoneError("--limit and --show count rows: give 0 or more")
     name = arguments.reward
     function = rewards.function_to_isolate(name, asked=True)
-    there = rewards.isolate({name: function}, seconds=arguments.timeout) if function else {}
+    isolated = rewards.isolate({name: function}, seconds=arguments.timeout) if function else {}
     tasks, golds, column, bad = _read(arguments.data, arguments.gold, asked=arguments.prompt, limit=arguments.limit)
     start = time.perf_counter()
-    proof = prove(rewards.scorer(name, separate=there), tasks, golds=golds, bad=bad, seed=arguments.seed)
+    proof = prove(rewards.scorer(name, separate=isolated), tasks, golds=golds, bad=bad, seed=arguments.seed)
     seconds = time.perf_counter() - start
     if arguments.json:
         about = {"data": arguments.data, "reward": name, "column": column, "seconds": round(seconds, 3)}
@@ -97,7 +97,7 @@ def _test(arguments: argparse.Namespace) -> None:
 def _read(
     data: str, column: str, *, asked: str, limit: int
 ) -> "tuple[list[Task], list[str | None], str, dict[int, str]]":
-    """The problems, their right answers, the column those are in, and what is wrong with rows that are no problems."""
+    """The problems, their right answers, the column of these, and the faults of rows that are not problems."""
     from dataclasses import replace
 
     from hone.data.feed.locate import Reading
@@ -112,15 +112,15 @@ def _read(
     if not tasks:
         raise HoneError(f"{data} has no rows: give a file of problems")
     if len(bad) == len(tasks) and not asked and 'column "prompt" is missing' in bad[0]:
-        found = ", ".join(sorted({name for row in rows for name in row}))
-        raise HoneError(f"{data} has no column prompt: name that of the questions with --prompt COLUMN (of {found})")
+        present = ", ".join(sorted({name for row in rows for name in row}))
+        raise HoneError(f"{data} has no column prompt: name that of the questions with --prompt COLUMN (of {present})")
     if len(bad) == len(tasks):
         raise HoneError(f"{data} row 1: {bad[0]}")
     if not names or not any(names[0] in c for c in columns):
-        found = ", ".join(sorted({name for c in columns for name in c}))
-        raise HoneError(f"{data} has no right answers: name their column with --gold COLUMN (there are: {found})")
+        present = ", ".join(sorted({name for c in columns for name in c}))
+        raise HoneError(f"{data} has no right answers: name their column with --gold COLUMN (there are: {present})")
     golds = [None if (value := c.get(names[0])) is None else str(value) for c in columns]
-    if column:  # a verifier reads a task's answer, and rows whose answers have another name have none
+    if column:  # a verifier reads `answer`, and the answers are in another column
         tasks = [t if t.answer is not None else replace(t, answer=g) for t, g in zip(tasks, golds, strict=True)]
     return tasks, golds, names[0], bad
 
@@ -141,16 +141,16 @@ def _show(proof: "Proof", arguments: argparse.Namespace, *, seconds: float) -> N
     print(f"{proof.gold} of {proof.tasks} right answers score 1")
     print(f"{proof.shuffled} of {proof.tried} answers of other rows score 0")
     for miss in proof.misses[: arguments.show]:
-        print(f"  row {miss.row}: {_said(miss)}")
+        print(f"  row {miss.row}: {_describe(miss)}")
     if len(proof.misses) > arguments.show:
         print(f"  and {len(proof.misses) - arguments.show} more: --show N or --json lists them")
 
 
-def _said(miss: "Miss") -> str:
+def _describe(miss: "Miss") -> str:
     tried, value = f"{miss.answer[:CUT]!r}", miss.value
     if miss.kind == "gold":
-        said = f"; it said: {miss.reason}" if miss.reason else ""
-        return f"its own answer {tried} scores {value:g} in every form{said}"
+        reason = f"; it said: {miss.reason}" if miss.reason else ""
+        return f"its own answer {tried} scores {value:g} in every form{reason}"
     if miss.kind == "shuffled":
         return f"{tried} scores {value:g}, where {miss.gold[:CUT]!r} is right"
     return f"{tried} is invalid: {miss.reason}" if miss.kind == "invalid" else f"it cannot be tried: {miss.reason}"

@@ -1,4 +1,4 @@
-"""hone sandbox doctor, serve: what this machine can hold a program with, and doing so for others."""
+"""hone sandbox doctor, serve: how well this machine can isolate a program, and a service that runs programs."""
 
 import argparse
 import json
@@ -49,21 +49,21 @@ def _doctor(arguments: argparse.Namespace) -> None:
 
     from hone.reward.sandbox.doctor import examine
 
-    found = examine(arguments.backend)
+    report = examine(arguments.backend)
     if arguments.json:
-        print(json.dumps({**asdict(found), "holds": found.holds}))
+        print(json.dumps({**asdict(report), "holds": report.holds}))
     else:
-        for p in found.protections:
+        for p in report.protections:
             print(
                 f"{'replaced' if p.replaced else 'ok':<9} {p.name}: {p.how}"
                 + (f"; better: {p.remedy}" * bool(p.remedy))
             )
-        for t in found.tried:
+        for t in report.tried:
             control = "reached without the sandbox" if t.outside else "not reached without it either: proves nothing"
             print(f"{'REACHED' if t.inside else 'ok':<9} {t.name}: {'' if t.inside else 'not '}reached, {control}")
-        print(f"{'':<9} a small program takes {found.milliseconds:.1f} ms")
-    replaced = [p.name for p in found.protections if p.replaced]
-    if not found.holds:
+        print(f"{'':<9} a small program takes {report.milliseconds:.1f} ms")
+    replaced = [p.name for p in report.protections if p.replaced]
+    if not report.holds:
         raise HoneError("the sandbox does not hold on this machine: report it, and run no programs here")
     if arguments.strict and replaced:
         raise HoneError(f"replaced by something weaker: {', '.join(replaced)}: do what is named above as better")
@@ -94,7 +94,7 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 
 def _limits(given: list[str]) -> "SandboxLimits":
-    """The service's own, and what is given by name."""
+    """The service's limits, changed by those that are given by name."""
     from dataclasses import fields
 
     from hone.reward.sandbox.limits import SandboxLimits

@@ -51,7 +51,7 @@ def _chat(arguments: argparse.Namespace) -> None:
         stop_ids=frozenset(),
         seed=secrets.randbits(64) if arguments.seed is None else arguments.seed,
     )
-    loaded = _loaded(arguments, adapters, max_rows=1)
+    loaded = _load(arguments, adapters, max_rows=1)
     conversation = Conversation(loaded, settings, adapter=loaded.adapters.get("adapter"))
     Terminal(conversation, system=arguments.system).run()
 
@@ -74,7 +74,7 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Where and in what a model computes."""
+    """Options for the device and number format of a model."""
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="default: auto")
     parser.add_argument("--invariant", action="store_true", help="no answer depends on what else is served, to the bit")
@@ -83,7 +83,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _loaded(arguments: argparse.Namespace, adapters: Mapping[str, str], *, max_rows: int) -> "LoadedModel":
+def _load(arguments: argparse.Namespace, adapters: Mapping[str, str], *, max_rows: int) -> "LoadedModel":
     from hone.serve.load import load
 
     return load(
@@ -102,7 +102,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     adapters = dict(map(_named, arguments.adapter))
     if len(adapters) < len(arguments.adapter):
         raise HoneError("two adapters have one name: give each its own, as in --adapter NAME=FOLDER")
-    given = arguments.token or os.environ.get("HONE_TOKEN", "")
+    chosen = arguments.token or os.environ.get("HONE_TOKEN", "")
     try:
         import pydantic  # noqa: F401
         import starlette  # noqa: F401
@@ -115,10 +115,10 @@ def _serve(arguments: argparse.Namespace) -> None:
     from hone.serve.http import Access, is_address
     from hone.serve.server import listen, serve
 
-    token = given or secrets.token_urlsafe(32)
+    token = chosen or secrets.token_urlsafe(32)
     access = Access(host=arguments.host, token=token)
     sock = listen(arguments.host, arguments.port)
-    loaded = _loaded(arguments, adapters, max_rows=arguments.max_rows)
+    loaded = _load(arguments, adapters, max_rows=arguments.max_rows)
     if loaded.name in adapters:
         raise HoneError(f"an adapter has the base model's name {loaded.name}: give it another")
     served = ServedModels(
@@ -137,10 +137,10 @@ def _serve(arguments: argparse.Namespace) -> None:
     app = make_app(Service(served, dispatcher, access, limits=limits, note=_say))
 
     def greet() -> None:
-        _greet(loaded, arguments.host, port, token="" if given else token)
+        _greet(loaded, arguments.host, port, token="" if chosen else token)
 
     if not serve(app, dispatcher, sock, ready=greet):
-        os._exit(0)  # Python may not end under a thread that computes
+        os._exit(0)  # Python cannot exit while a thread computes
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -168,7 +168,7 @@ def _say(text: str) -> None:
 
 
 def _greet(loaded: "LoadedModel", host: str, port: int, *, token: str) -> None:
-    """token: to be shown, this once; "" where the person who starts the server has chosen it."""
+    """Print the address. token: printed this once; "" if the user has chosen it."""
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     url = f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
     if loaded.tokenizer.chat_template is None:

@@ -64,14 +64,14 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _tell(result: object) -> None:
-    """The first of the processes that torchrun started speaks for all."""
+    """Print the result, under torchrun on the first rank only."""
     if os.environ.get("RANK", "0") == "0":
         print(result)
 
 
 def _check(arguments: argparse.Namespace) -> None:
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what a reward prints is no part of the report
+        with contextlib.redirect_stdout(sys.stderr):  # the output of a reward is not part of the report
             recipe = _recipe(arguments)
             from hone.check import suite
 

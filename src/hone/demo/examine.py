@@ -35,7 +35,7 @@ class Marks:
 def examine(
     model: Path, tasks: Sequence[Task], *, sft: Path | None, tokens: int, samples: int
 ) -> tuple[Marks, list[Group]]:
-    """Sample the held-out problems and mark the answers; also the marked answers."""
+    """Sample the held-out problems and mark the answers; returns marks and answers."""
     tokenizer, decoder = Tokenizer.load(model), load_decoder(model)
     marked: dict[float, list[Group]] = {}
     for temperature, n in ((1.0, samples), (0.0, 1)):
@@ -60,9 +60,9 @@ def kl_between(policy: Policy, other: Policy, groups: Sequence[Group]) -> float:
 
 
 def preference_pairs(groups: Sequence[Group], *, seed: int) -> list[dict[str, str]]:
-    """Right answers preferred to wrong ones of the same problem, paired at random, as often as they were sampled.
+    """Pair right answers with wrong ones of the same problem at random, each as often as it was sampled.
 
-    Each text once would count a rare way to be wrong as much as a common one, and teach that short answers are good.
+    If each text counted once, a rare error would weigh as much as a common one, and short answers would look better.
     """
     rng = random.Random(seed)
     pairs: list[dict[str, str]] = []

@@ -45,23 +45,23 @@ class Journey:
     done: dict[str, dict[str, Any]]
 
     def step(self, name: str, work: Callable[[], dict[str, Any]]) -> None:
-        """Do a piece of work unless it is done, and write down its result."""
+        """Do a piece of work unless it is done, and save its result."""
         if name in self.done:
             print(f"{name}: done before", file=sys.stderr)
             return
         start = time.perf_counter()
-        found = work()
-        self.done[name] = {"seconds": time.perf_counter() - start} | found
+        result = work()
+        self.done[name] = {"seconds": time.perf_counter() - start} | result
         text = json.dumps({"seed": self.seed, "sizes": asdict(self.sizes), "done": self.done}, indent=1)
         (self.out / PROGRESS).write_text(text)
 
 
 def main(*, seed: int = 0, out: str | Path = "runs/demo", quick: bool = False) -> Path:
-    """The journey, its table, and report.html; an interrupted one goes on where it stopped."""
+    """Run the journey, print its table and write report.html. An interrupted journey goes on where it stopped."""
     start = time.perf_counter()
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     journey = begin(Path(out), QUICK if quick else FULL, seed)
-    before = sum(done["seconds"] for done in journey.done.values())  # by the command that was interrupted
+    before = sum(done["seconds"] for done in journey.done.values())  # spent by the interrupted command
     try:
         run_stages(journey)
     except Interrupted as interruption:
@@ -100,30 +100,30 @@ def finish(journey: Journey, rows: list[dict[str, Any]], machine: dict[str, Any]
 def begin(out: Path, sizes: Sizes, seed: int) -> Journey:
     """Go on with an unfinished journey of the same seed and sizes; start anew otherwise."""
     progress = out / PROGRESS
-    found = _found(progress) if progress.is_file() else None
-    if found is None and out.is_dir() and any(out.iterdir()):
+    saved = _read_progress(progress) if progress.is_file() else None
+    if saved is None and out.is_dir() and any(out.iterdir()):
         raise HoneError(f"{out} holds something else than a demo: choose an empty folder with --out DIR")
-    same = found is not None and found["seed"] == seed and found["sizes"] == asdict(sizes)
-    if found is not None and same and stages.ORDER[-1] not in found["done"]:
+    same = saved is not None and saved["seed"] == seed and saved["sizes"] == asdict(sizes)
+    if saved is not None and same and stages.ORDER[-1] not in saved["done"]:
         print(f"going on with the demo in {out}", file=sys.stderr)
-        return Journey(out, sizes, seed, found["done"])
+        return Journey(out, sizes, seed, saved["done"])
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     progress.write_text(json.dumps({"seed": seed, "sizes": asdict(sizes), "done": {}}))
     return Journey(out, sizes, seed, {})
 
 
-def _found(progress: Path) -> dict[str, Any]:
-    """How far a demo has come."""
+def _read_progress(progress: Path) -> dict[str, Any]:
+    """The seed, sizes and finished stages of a demo."""
     try:
-        found: Any = json.loads(progress.read_text())
+        saved: Any = json.loads(progress.read_text())
     except (OSError, ValueError, RecursionError):
-        found = None
-    done = found.get("done") if isinstance(found, dict) else None
+        saved = None
+    done = saved.get("done") if isinstance(saved, dict) else None
     facts = list(done.values()) if isinstance(done, dict) else [None]
     if not all(isinstance(fact, dict) and isinstance(fact.get("seconds"), int | float) for fact in facts):
         raise HoneError(f"{progress} is damaged: remove {progress.parent}, or choose another folder with --out DIR")
-    return {"seed": None, "sizes": None, **found}
+    return {"seed": None, "sizes": None, **saved}
 
 
 def run_stages(journey: Journey) -> None:
@@ -176,14 +176,14 @@ def make_preferences(journey: Journey) -> dict[str, Any]:
             f"only {len(pairs)} preference pairs were found, the SFT model is never, or always, right: "
             "try another --seed"
         )
-    kept = len(pairs) * 9 // 10  # the last tenth tells how good the reward model is
+    kept = len(pairs) * 9 // 10  # the last tenth measures the reward model
     write_rows(journey.out / "data" / FILES["preferences"], pairs[:kept])
     write_rows(journey.out / "data" / HELD_BACK, pairs[kept:])
     return {"pairs": len(pairs)}
 
 
 def calibrate(journey: Journey) -> float:
-    """Give the reward model zero mean and unit variance on its pairs; the share of held-back pairs it orders right."""
+    """Calibrate the reward model on its pairs; returns the share of held-back pairs that it orders right."""
     folder = stages.model_folder(journey.out, "reward")
     tokenizer, scorer = Tokenizer.load(folder), load_scorer(folder)
     model = RewardModel(score=scorer, pad_id=tokenizer.pad_id)

@@ -1,6 +1,6 @@
-"""The demo's stages as recipes: each is what `hone run` would run, on the files the stages before it left.
+"""The demo's stages as recipes. `hone run` could run each of them on the files of the stages before it.
 
-`FULL` is how much of everything the README's journey does, `QUICK` a smoke test.
+`FULL` are the sizes of the README's journey, `QUICK` those of a smoke test.
 """
 
 from dataclasses import dataclass, replace
@@ -10,9 +10,9 @@ from hone.config.overrides import Choice
 from hone.config.recipe import CriticSpec, ModelSpec, OptimSpec, Recipe, SampleSpec, TrainSpec
 from hone.log.limits import LimitSpec
 
-FAR = LimitSpec(ref_kl_warn=None, ref_kl_stop=None)  # from the SFT model is where a model this small has to go
+FAR = LimitSpec(ref_kl_warn=None, ref_kl_stop=None)  # a model this small has to move far from the SFT model
 ORDER = ("pretrain", "sft", "reward", "grpo", "ppo", "dpo")
-STARTS = dict.fromkeys(ORDER[2:], "sft") | {"sft": "pretrain"}  # whose model a stage begins with
+STARTS = dict.fromkeys(ORDER[2:], "sft") | {"sft": "pretrain"}  # the stage whose model this stage begins with
 FILES = {
     "corpus": "corpus.jsonl",
     "answers": "answers.jsonl",
@@ -41,7 +41,7 @@ class Sizes:
     sft: int = 60
     reward: int = 60
     grpo: int = 48
-    ppo: int = 20  # more of it serves the reward model and not the verifier
+    ppo: int = 20  # more steps please the reward model and not the verifier
     dpo: int = 50
     preference_problems: int = 300  # problems whose sampled answers are compared
     examined: int = 4  # samples a held-out problem
@@ -87,8 +87,8 @@ def model_folder(out: Path, stage: str) -> Path:
     return out / stage / "model"
 
 
-def _begun(stage: str, out: Path, seed: int, *, data: str) -> Recipe:
-    """What all stages but the first have in common: the model that another left, one of the demo's files."""
+def _finetune_base(stage: str, out: Path, seed: int, *, data: str) -> Recipe:
+    """What all stages but the first share: another stage's model, and one of the demo's files."""
     return Recipe(
         name=stage,
         seed=seed,
@@ -125,7 +125,7 @@ def _pretrain(out: Path, sizes: Sizes, seed: int) -> Recipe:
 
 def _sft(out: Path, sizes: Sizes, seed: int) -> Recipe:
     return replace(
-        _begun("sft", out, seed, data="answers"),
+        _finetune_base("sft", out, seed, data="answers"),
         algo=Choice("sft"),
         train=TrainSpec(steps=sizes.sft, prompts=64, micro_rows=64),
         optim=OptimSpec(lr=5e-4, warmup=min(10, sizes.sft), schedule="cosine"),
@@ -134,7 +134,7 @@ def _sft(out: Path, sizes: Sizes, seed: int) -> Recipe:
 
 def _reward(out: Path, sizes: Sizes, seed: int) -> Recipe:
     return replace(
-        _begun("reward", out, seed, data="preferences"),
+        _finetune_base("reward", out, seed, data="preferences"),
         algo=Choice("reward_model", {"centre": 0.01}),
         train=TrainSpec(steps=sizes.reward, prompts=32, micro_rows=64),
         optim=OptimSpec(lr=5e-4, warmup=min(5, sizes.reward), schedule="cosine"),
@@ -143,7 +143,7 @@ def _reward(out: Path, sizes: Sizes, seed: int) -> Recipe:
 
 def _grpo(out: Path, sizes: Sizes, seed: int) -> Recipe:
     return replace(
-        _begun("grpo", out, seed, data="problems"),
+        _finetune_base("grpo", out, seed, data="problems"),
         reward={"math": 1.0, "format": 0.1},
         algo=Choice("grpo", {"beta": 0.01}),
         sample=SampleSpec(group=8, max_tokens=sizes.completion),
@@ -155,7 +155,7 @@ def _grpo(out: Path, sizes: Sizes, seed: int) -> Recipe:
 
 def _ppo(out: Path, sizes: Sizes, seed: int) -> Recipe:
     return replace(
-        _begun("ppo", out, seed, data="problems"),
+        _finetune_base("ppo", out, seed, data="problems"),
         reward={f"model:{model_folder(out, 'reward')}": 1.0},
         algo=Choice("ppo", {"beta": 0.1, "lam": 0.95, "value_clip": None}),
         critic=CriticSpec(kind="own"),
@@ -168,7 +168,7 @@ def _ppo(out: Path, sizes: Sizes, seed: int) -> Recipe:
 
 def _dpo(out: Path, sizes: Sizes, seed: int) -> Recipe:
     return replace(
-        _begun("dpo", out, seed, data="preferences"),
+        _finetune_base("dpo", out, seed, data="preferences"),
         algo=Choice("dpo", {"beta": 0.1}),
         train=TrainSpec(steps=sizes.dpo, prompts=32, micro_rows=64),
         optim=OptimSpec(lr=1e-4, warmup=min(5, sizes.dpo), schedule="cosine"),

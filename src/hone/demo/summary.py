@@ -32,7 +32,7 @@ SHOWN = 6  # problems whose answers are shown through the stages
 
 
 def rows(done: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row a stage, as measured; the reward model answers no problems, and has its seconds alone."""
+    """One row a stage. The reward model answers no problems, so its row has only seconds."""
     return [
         {
             "stage": NAMES[stage],

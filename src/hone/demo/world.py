@@ -1,7 +1,7 @@
-"""A small world to learn: sums of four digits, a corpus about them, and writers who answer in different styles.
+"""The data of the demo: sums of four digits, a corpus about them, and worked answers in different styles.
 
-Held-out problems are set apart by a hash of the problem itself, so no stage can meet one, however it makes its data.
-What each stage trains on is written to files, so that anybody can look for a leak.
+A hash of the problem itself decides which ones are held out, so that no stage can train on one, whatever its data.
+Each stage's data is in files, so that anybody can look for a leak.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class Sum:
 
 
 def held_out(problem: Sum) -> bool:
-    """Whether the problem belongs to the evaluation set: a property of the problem, not of a draw."""
+    """Whether the problem belongs to the evaluation set; this depends on the problem alone."""
     first = hashlib.sha256(problem.key.encode()).digest()[:4]
     return int.from_bytes(first, "big") < HELD_OUT_SHARE * 2**32
 
@@ -90,7 +90,7 @@ def quick(problem: Sum) -> str:
 
 
 def untidy(problem: Sum) -> str:
-    """Worked, but the answer is not where it belongs."""
+    """A worked answer whose result is not in its tags."""
     return f"<think>{working(problem)}</think>{problem.answer}"
 
 

@@ -1,4 +1,4 @@
-r"""What a number of samples a task says about the model: pass@k, majority vote, and the error of a mean.
+r"""Metrics of several samples a task: pass@k, majority vote, and the standard error of a mean.
 
 Majority voting is self-consistency (Wang et al. 2022, arXiv 2203.11171). Answers are compared as the verifier compares
 them: 1/2, 0.5 and \frac{1}{2} are one answer.
@@ -39,7 +39,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> Estimate:
-    """pass@k over tasks, from (samples, correct) of each; the error is that over tasks."""
+    """The mean pass@k over tasks, from (samples, correct) of each, with its standard error over tasks."""
     return mean_and_error([pass_at_k(samples, correct, k) for samples, correct in counts])
 
 
@@ -79,7 +79,7 @@ READERS: dict[str, Read] = {"math": _math, "choice": _choice, "exact": _exact}  
 
 
 def verifier_of(rollout: Rollout) -> str:
-    """The part of the reward whose answers can be voted on, "" where there is none."""
+    """The part of the reward whose answers can be voted on; "" if none can."""
     parts = rollout.outcome.parts if rollout.outcome else {}
     return next((name for name in READERS if name in parts), "")
 
@@ -107,7 +107,7 @@ def vote(group: Group, name: str) -> Rollout | None:
 
 
 def _key(answer: str, known: list[str], name: str) -> int:
-    """The number of the answer among those met so far, to which it is added if it is new."""
+    """The index of the answer in `known`; a new answer is appended."""
     for i, other in enumerate(known):
         if answer == other or (name == "math" and _equal(other, answer)):
             return i
@@ -116,7 +116,7 @@ def _key(answer: str, known: list[str], name: str) -> int:
 
 
 def _equal(one: str, other: str) -> bool:
-    """Each is right where the other is the gold answer: a form that says more than the other is not the same."""
+    """Whether each is right when the other is the gold answer. A form that says more is not the same."""
     pairs = ((one, other), (other, one))
     return all(math_reward(f"<answer>{b}</answer>", Task(prompt="", answer=a)).value == 1 for a, b in pairs)
 

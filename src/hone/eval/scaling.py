@@ -1,4 +1,4 @@
-"""How large a model and how many tokens for a budget, by a law L(N, D) = E + A / N^alpha + B / D^beta and C = 6 N D.
+"""The model size and tokens for a budget, by a law L(N, D) = E + A / N^alpha + B / D^beta and C = 6 N D.
 
 N counts parameters, D tokens, C floating-point operations of training, L nats a token. `fit` fits the law to runs as
 Hoffmann et al. 2022 (appendix D.3) do: Huber loss on log L, LBFGS, many starts.
@@ -111,7 +111,7 @@ def for_tokens(law: ScalingLaw, tokens: float) -> TrainingPlan:
 
 
 def fixed_plan(law: ScalingLaw, params: float, tokens: float) -> TrainingPlan:
-    """A model and a number of tokens that are both fixed: nothing is optimised."""
+    """The plan for a given model size and number of tokens."""
     _positive("params", params)
     _positive("tokens", tokens)
     flops = FORWARD_BACKWARD * params * tokens
@@ -119,7 +119,7 @@ def fixed_plan(law: ScalingLaw, params: float, tokens: float) -> TrainingPlan:
 
 
 def training_flops(params: float, tokens: float, shape: ModelShape | None = None) -> float:
-    """6 N D, and the attention of a shape."""
+    """6 N D, plus the operations of attention if the shape is known."""
     return (FORWARD_BACKWARD * params + (shape.attention if shape else 0.0)) * tokens
 
 
@@ -176,14 +176,14 @@ def fit(runs: Sequence[tuple[float, float, float]], *, bootstrap: int = 100) -> 
         if len(table) < LEAST or len(table[:, column].unique()) < 3:
             raise HoneError(f"{len(table)} runs: give at least {LEAST}, with three different {what} or more")
     centre = table[:, :2].mean(0)
-    table[:, :2] -= centre  # else log A and alpha move together, and the search creeps along a valley
+    table[:, :2] -= centre  # uncentred, log A and alpha depend on each other, and the search converges slowly
     even = torch.ones(len(table), dtype=torch.float64)
     ends = [_minimise(table, even, start) for start in _starts(table[:, 2].mean().item())]
     best = min(ends, key=lambda theta: _huber(theta, table, even).nan_to_num(nan=math.inf).item())
     intervals: dict[str, tuple[float, float]] = {}
     if bootstrap:
-        drawn = np.random.default_rng(0).multinomial(len(table), np.full(len(table), 1 / len(table)), bootstrap)
-        again = [_constants(_minimise(table, weight, best), centre) for weight in torch.from_numpy(drawn).double()]
+        resampled = np.random.default_rng(0).multinomial(len(table), np.full(len(table), 1 / len(table)), bootstrap)
+        again = [_constants(_minimise(table, weight, best), centre) for weight in torch.from_numpy(resampled).double()]
         low, high = (torch.stack(again).quantile(q, dim=0).tolist() for q in (0.025, 0.975))
         intervals = {n: (a, b) for n, a, b in zip(NAMES, low, high, strict=True)}
     error = (_predicted(best, table) - table[:, 2]).square().mean().sqrt().item()
@@ -193,8 +193,8 @@ def fit(runs: Sequence[tuple[float, float, float]], *, bootstrap: int = 100) -> 
 
 def _starts(log_loss: float) -> list[Tensor]:
     """(alpha, beta, log of the term in N, of the term in D, of E) at the centre of the runs."""
-    found = itertools.product(EXPONENTS, EXPONENTS, SHARES)
-    logs = [(alpha, beta, *(log_loss + math.log(s) for s in (n, d, 1 - n - d))) for alpha, beta, (n, d) in found]
+    grid = itertools.product(EXPONENTS, EXPONENTS, SHARES)
+    logs = [(alpha, beta, *(log_loss + math.log(s) for s in (n, d, 1 - n - d))) for alpha, beta, (n, d) in grid]
     return list(torch.tensor(logs, dtype=torch.float64))
 
 

@@ -22,7 +22,7 @@ from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.types import Group, Task
 
-# the kinds that an offline algorithm reads; pairs are told by its unit
+# the kinds of rows that an offline algorithm reads; one that reads pairs is recognised by its unit
 KINDS = {
     "pretrain": (RowKind.TEXT,),
     "sft": (RowKind.COMPLETION, RowKind.MESSAGES),
@@ -47,7 +47,7 @@ def reading(recipe: Recipe, algo: Algorithm, vocabulary: Tokenizer) -> Reading:
 
 
 def _use_of_pairs(recipe: Recipe, kinds: tuple[RowKind, ...]) -> Use:
-    """Online, a pair is a prompt; without its rival, each reply is a row: labelled, or the chosen one alone."""
+    """How an algorithm uses a pair: its prompt, both replies as labelled rows, the chosen reply alone, or the pair."""
     if recipe.online:
         return "prompts"
     if RowKind.LABELLED in kinds:
@@ -60,8 +60,8 @@ def load_rows(data: str | Sequence[Any], how: Reading) -> list[Any]:
     rows = list[Any]()
     for part in locate(data, how):
         most = assemble.PREVIEW if assemble.is_streamed(part, how) else None
-        found = [row for row, _ in islice(assemble.plain_rows(part, how, RowCounts()), most)]
-        rows += [row for row in found if not how.skip_bad or has_kind(row, how.kinds)]
+        loaded = [row for row, _ in islice(assemble.plain_rows(part, how, RowCounts()), most)]
+        rows += [row for row in loaded if not how.skip_bad or has_kind(row, how.kinds)]
     return rows
 
 
@@ -118,7 +118,7 @@ def _kinds(recipe: Recipe) -> tuple[RowKind, ...]:
 
 
 def _batch_by_tokens(recipe: Recipe, loaded: Loaded) -> Loaded:
-    """Batches by tokens; a window is no more than the data, so that small data comes in whole epochs."""
+    """Batches by tokens. A window is no larger than the data, so that small data comes in whole epochs."""
     inner = loaded.feed
     if isinstance(inner, Source):
         check_fits(copy(inner).take(len(inner)), tokens=recipe.train.tokens)

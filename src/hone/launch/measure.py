@@ -35,13 +35,13 @@ def sample_groups(
     decoder: Decoder, tokenizer: Tokenizer, tasks: Sequence[Task], *, params: SampleParams, samples: int
 ) -> list[Group]:
     """`samples` completions of each task."""
-    apart = replace(params, seed=(params.seed + SEED_OFFSET) % 2**64, record_support=False)
-    roller = Roller(LocalSampler(decoder), tokenizer, apart, group=samples)
+    held_out = replace(params, seed=(params.seed + SEED_OFFSET) % 2**64, record_support=False)
+    roller = Roller(LocalSampler(decoder), tokenizer, held_out, group=samples)
     return roller(list(tasks)) if tasks else []
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, float]:
-    """Mean reward and its standard error over problems, pass@k, format, length; invalid ones apart."""
+    """Mean reward and its standard error over problems, pass@k, format, length, and the share of invalid rewards."""
     rollouts = [r for g in groups for r in g]
     valued = [[value for r in g if (value := reward_of(r)) is not None] for g in groups]
     means = [sum(values) / len(values) for values in valued if values]
@@ -52,10 +52,10 @@ def summarise(groups: Sequence[Group]) -> dict[str, float]:
             "mend the reward function or the data's answers"
         )
     reward = mean_and_error(means)
-    found = {"reward": reward.mean, "reward_error": reward.stderr or 0.0}
-    found |= _pass_at_k(groups)
+    metrics = {"reward": reward.mean, "reward_error": reward.stderr or 0.0}
+    metrics |= _pass_at_k(groups)
     n = len(rollouts)
-    return found | {
+    return metrics | {
         "format": sum(format_reward(r.text, r.task) for r in rollouts) / n,
         "length": sum(sum(r.mask) for r in rollouts) / n,
         "truncated": sum(r.stop is Stop.LENGTH for r in rollouts) / n,
@@ -65,7 +65,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _pass_at_k(groups: Sequence[Group]) -> dict[str, float]:
-    """pass@k by what a verifier says of each completion; nothing where the reward is no yes or no."""
+    """pass@k by a verifier's mark of each completion; {} where a mark is neither 0 nor 1."""
     marks = [[mark for r in g if r.outcome and r.outcome.valid and (mark := _mark(r)) is not None] for g in groups]
     marks = [m for m in marks if m]
     if not marks or any(mark not in (0.0, 1.0) for m in marks for mark in m):
@@ -91,7 +91,7 @@ def evaluate_tasks(
     samples: int = 1,
     seen: Callable[[list[Group]], None] = lambda groups: None,
 ) -> dict[str, float]:
-    """Sample, score and summarise. seen: is shown what was scored."""
+    """Sample, score and summarise. seen: called with the scored groups."""
     groups = score(sample_groups(decoder, tokenizer, tasks, params=params, samples=samples), reward)
     seen(groups)
     return summarise(groups)
@@ -99,7 +99,7 @@ def evaluate_tasks(
 
 @torch.no_grad()
 def evaluate_rows(learner: Learner, groups: Sequence[Group], algo: Algorithm, *, context: int = 0) -> dict[str, float]:
-    """What an update of an offline algorithm would see on these rows, without one: loss, NLL, accuracy."""
+    """Loss, NLL and accuracy of an offline algorithm on these rows, without an update."""
     rows = list(groups)
     batch = collate(rows).to(learner.device)
     batch = annotate(batch, algo, learner, mismatched=mismatched_batch(rows, algo, context, device=learner.device))

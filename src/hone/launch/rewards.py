@@ -46,7 +46,7 @@ def judge(path: str) -> Judge:
 
 
 def local(model: str, *, budget: Budget) -> Ask:
-    """Questions to a model's folder or fetched name, one at a time."""
+    """A function that asks the model of a folder or fetched name one question at a time."""
     return partial(_answer, *build.load_model(model), budget, threading.Lock())
 
 
@@ -77,9 +77,9 @@ Spec = str | Mapping[str, float] | Callable[..., Any]
 
 
 def start_reward_processes(recipe: Recipe) -> dict[str, Reward]:
-    """The recipe's functions in processes of their own, by name ("" of one made in Python); none offline.
+    """Start the recipe's functions in processes of their own; by name, "" for one made in Python; none offline.
 
-    To be called before there is anything large in memory, of which each process would hold a copy once it changes.
+    Call it before anything large is in memory: each process would hold a copy of whatever changes later.
     """
     spec, train, parts = recipe.reward, recipe.train, recipe.parts
     if not recipe.online or train.reward_apart == "never":
@@ -87,16 +87,16 @@ def start_reward_processes(recipe: Recipe) -> dict[str, Reward]:
             raise HoneError("parts.timeout needs processes of its own: leave out train.reward_apart=never")
         return {}
     if callable(spec):
-        found = {"": spec} if train.reward_apart == "always" else {}
+        functions = {"": spec} if train.reward_apart == "always" else {}
     else:
         named = [spec] if isinstance(spec, str) else [name for name, weight in spec.items() if weight]
         named += [parts.held_out] if parts.held_out else []
-        found = {
+        functions = {
             name: f for name in dict.fromkeys(named) if (f := function_to_isolate(name, asked=name in parts.timeout))
         }
-    quick = {name: min(SECONDS, train.reward_timeout) for name in found if name.partition(":")[0] in CAN_HANG}
+    quick = {name: min(SECONDS, train.reward_timeout) for name in functions if name.partition(":")[0] in CAN_HANG}
     each = {**quick, **parts.timeout}
-    return isolate(found, seconds=train.reward_timeout, each=each, memory=train.reward_memory)
+    return isolate(functions, seconds=train.reward_timeout, each=each, memory=train.reward_memory)
 
 
 def isolate(
@@ -106,7 +106,7 @@ def isolate(
     each: Mapping[str, float] | None = None,
     memory: float = 0.0,
 ) -> dict[str, Reward]:
-    """The functions in one pool of processes, with so many seconds a completion and GiB a process (0: as usual)."""
+    """The functions in one pool of processes. seconds: a completion; memory: GiB a process, 0 for the default."""
     if not functions:
         return {}
     limits = [(each or {}).get(name, seconds) for name in functions]
@@ -114,7 +114,7 @@ def isolate(
 
 
 def function_to_isolate(name: str, *, asked: bool = False) -> Callable[..., Any] | None:
-    """The function of this name where it is to run in a process of its own: it can hang or crash, or it is asked."""
+    """The function of this name if it must run in a process of its own: it can hang or crash, or a timeout is set."""
     if is_function(name):
         return load_function(name)
     if MODEL.fullmatch(name) or name.startswith(f"{JUDGE}:"):
@@ -133,24 +133,24 @@ def scorer(
 ) -> RewardScorer:
     """Named verifiers with weights, a reward model's folder, a function in a file, or a function.
 
-    separate: what stands for functions that run in processes of their own. parts: how each counts.
+    separate: rewards of functions that run in processes of their own. parts: how each part counts.
     """
-    there, how = separate or {}, parts or PartsSpec()
+    isolated, how = separate or {}, parts or PartsSpec()
     if isinstance(spec, str) and is_function(spec) and how == PartsSpec(held_out=how.held_out):
-        spec = there[spec] if spec in there else load_function(spec)
+        spec = isolated[spec] if spec in isolated else load_function(spec)
     if callable(spec):
-        return as_scorer(there.get("", spec))
+        return as_scorer(isolated.get("", spec))
     weights = {spec: 1.0} if isinstance(spec, str) else {name: weight for name, weight in spec.items() if weight}
-    found = {name: as_scorer(there.get(name) or _load_reward(name, vocabulary, device)) for name in weights}
-    return combine({name: _part(name, found[name], weight, how) for name, weight in weights.items()})
+    scorers = {name: as_scorer(isolated.get(name) or _load_reward(name, vocabulary, device)) for name in weights}
+    return combine({name: _part(name, scorers[name], weight, how) for name, weight in weights.items()})
 
 
 def _part(name: str, reward: RewardScorer, weight: float, how: PartsSpec) -> RewardPart:
     size = how.cache.get(name, CACHE_SIZES.get(name.partition(":")[0], 0))
     low, high = how.low.get(name, -math.inf), how.high.get(name, math.inf)
     schedule = read_schedule(how.schedule[name], name=name) if name in how.schedule else ()
-    kept = cached(reward, size=size) if isinstance(reward, Reward) else reward
-    return RewardPart(reward=kept, weight=weight, low=low, high=high, schedule=schedule)
+    reward = cached(reward, size=size) if isinstance(reward, Reward) else reward
+    return RewardPart(reward=reward, weight=weight, low=low, high=high, schedule=schedule)
 
 
 def _verifier(name: str) -> tuple[Callable[..., Any], bool]:

@@ -1,5 +1,7 @@
-"""Ctrl-C, SIGTERM and a terminal that is closed end a run: at once before its first step, after the step it is in once
-it turns, and a second signal at once again."""
+"""Ctrl-C, SIGTERM and a closed terminal end a run: before its first step at once, later after the step that it is in.
+
+A second signal ends it at once.
+"""
 
 import os
 import signal
@@ -13,43 +15,43 @@ from typing import Any, Self, TextIO
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOPPING = "stopping: saves after this step; {again} ends at once\n"
-AGAIN = 0.05  # seconds after which a signal that came during an import is told again
-_received = list[int]()  # each signal before a run turns
+AGAIN = 0.05  # seconds after which a signal that came during an import is sent again
+_received = list[int]()  # signals that came before the first step
 
 
 class Stopper:
-    """Within it a signal is a KeyboardInterrupt; within `gently`, the first one only sets `asked`.
+    """Inside it a signal raises KeyboardInterrupt. Inside `gently`, the first signal only sets `asked`.
 
-    After `gently` nothing is left to do but to tidy up, which no signal ends. Handlers are put back on leaving.
-    patience: seconds in which a second signal is the first one told again. says: the first one is answered by a line.
+    After `gently` the run tidies up, and signals are ignored. On exit the old handlers are restored.
+    patience: a second signal within so many seconds counts as the first one. says: print a line on the first signal.
     """
 
     def __init__(self, *, patience: float = 0.0, says: bool = True) -> None:
         self.asked, self._patience, self._since, self._says = False, patience, 0.0, says
         self._gentle, self._over, self._owner = False, False, os.getpid()
         self._before: dict[signal.Signals, Any] = {}
-        self._retold = ExitStack()
+        self._resending = ExitStack()
 
     def __enter__(self) -> Self:
-        if _received:  # and a library has taken it for itself: what it was about to make may be half made
+        if _received:  # a library has swallowed it, and what it was making may be incomplete
             raise KeyboardInterrupt(_received[0])
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
             for number in NUMBERS:
-                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks for
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
                     self._before[number] = signal.signal(number, self._handle)
-            self._retold.enter_context(_resend_dropped())
+            self._resending.enter_context(_resend_dropped())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._retold.close()
+        self._resending.close()
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: set outside Python
 
     @contextmanager
     def gently(self) -> Iterator[Self]:
-        """While the run turns."""
+        """The steps of the run: the first signal sets `asked`, a second one raises."""
         self._gentle = True
         try:
             yield self
@@ -86,7 +88,7 @@ def _importing(frame: FrameType | None) -> bool:
 
 
 def _send_later(number: int) -> None:
-    """When the import may have ended."""
+    """Send the signal again after AGAIN seconds, when the import may have ended."""
     timer = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
     timer.daemon = True
     timer.start()
@@ -111,20 +113,20 @@ def _resend_dropped() -> Iterator[None]:
 
 
 def _print_stopping(number: int) -> None:
-    """A line at once: what Python prints with may be in the middle of a line of its own."""
-    if sys.__stderr__ is None:  # closed from the start, and its number may be another file's
+    """Write a line past `sys.stderr`, which the signal may have interrupted in the middle of a line."""
+    if sys.__stderr__ is None:  # closed from the start: descriptor 2 may belong to another file
         return
     typed = number == signal.SIGINT
     line = STOPPING.format(again="Ctrl-C again" if typed else "a second signal")
-    with suppress(OSError):  # a terminal that was closed
-        os.write(2, ("\n" * (typed and os.isatty(2)) + line).encode())  # it shows ^C in the line it is in
+    with suppress(OSError):  # the terminal was closed
+        os.write(2, ("\n" * (typed and os.isatty(2)) + line).encode())  # the terminal shows ^C in the current line
 
 
 class WatchedStream:
-    """A stream that is written to as long as somebody reads it; `lost` is called when nobody does any more."""
+    """A stream whose output is dropped once its terminal or pipe is closed; then `lost` is called."""
 
     def __init__(self, stream: TextIO, lost: Callable[[], None]) -> None:
-        self._stream, self._lost, self._is = stream, lost, True
+        self._stream, self._lost, self._open = stream, lost, True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -138,22 +140,22 @@ class WatchedStream:
 
     def _try(self, act: Callable[[], object]) -> None:
         try:
-            if self._is:
+            if self._open:
                 act()
-        except OSError:  # a closed terminal or pipe: what there is to say is in the log
-            self._is = False
+        except OSError:  # a closed terminal or pipe: the log has it all
+            self._open = False
             self._lost()
 
 
 def number_of(error: BaseException | None) -> int:
-    """Which signal a KeyboardInterrupt is of: Ctrl-C, where it does not say."""
+    """The signal that raised a KeyboardInterrupt; SIGINT if it does not say."""
     number = error.args[0] if error is not None and error.args else None
     return number if isinstance(number, int) else signal.SIGINT
 
 
 @contextmanager
 def catch_signals() -> Iterator[list[int]]:
-    """Gives the signals that came in it: a library that is just being imported may make an error of its own of one."""
+    """Yields the signals that arrive inside. A library that is being imported may turn one into an error of its own."""
     _received.clear()
 
     owner = os.getpid()
@@ -163,16 +165,16 @@ def catch_signals() -> Iterator[list[int]]:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         if _importing(frame):
-            if _torch_is_loading() and os.getpid() == owner:  # seconds, in which no command has begun anything
+            if _torch_is_loading() and os.getpid() == owner:  # takes seconds, and no command has begun anything yet
                 os.write(2, b"hone: interrupted; nothing new was saved\n")
                 os._exit(128 + number)
             return _send_later(number)
         _received.append(number)
         raise KeyboardInterrupt(number)
 
-    mine = threading.current_thread() is threading.main_thread()  # elsewhere Python allows no handlers
-    free = [number for number in NUMBERS if mine and _is_free(number)]
-    if signal.SIGINT not in free:  # a program has its own ways
+    in_main_thread = threading.current_thread() is threading.main_thread()  # elsewhere Python allows no handlers
+    free = [number for number in NUMBERS if in_main_thread and _is_free(number)]
+    if signal.SIGINT not in free:  # the program handles signals itself
         yield _received
         return
     for number in free:
@@ -187,8 +189,10 @@ def catch_signals() -> Iterator[list[int]]:
 
 
 def _is_free(number: int) -> bool:
-    """Whether nobody but Python and `__main__` has said what a signal does; torchrun's ranks may wait for each other in
-    C++, where only what the system does of itself ends them."""
+    """Whether only Python or `__main__` has set the signal's handler, so that Hone may set its own.
+
+    Ranks of torchrun keep the system's handlers: they may wait for each other in C++, where no Python handler runs.
+    """
     before = signal.getsignal(number)
     if number != signal.SIGINT and "RANK" in os.environ:
         return False

@@ -1,4 +1,4 @@
-"""When a run is going wrong: the limits past which a statistic warns, or stops the run. No torch here."""
+"""The limits beyond which a metric warns or stops the run. No torch here."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -42,7 +42,7 @@ class LimitSpec:
         return getattr(self, f"{name}_{severity}")
 
     def patience(self, name: str, severity: Severity) -> int:
-        """NaN is never noise: it is said at once, and a few may pass before the stop."""
+        """Consecutive steps before an alert. NaN is never noise: it warns at once, and stops a few steps later."""
         if name == "nonfinite":
             return 1 if severity == "warn" else self.patience_warn
         return getattr(self, f"patience_{severity}")

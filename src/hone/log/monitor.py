@@ -1,4 +1,4 @@
-"""Collapse seen early: a monitor of the metrics that foretell it, which says so with the remedy."""
+"""A monitor of the metrics that show a collapse early. It warns, and names the remedy."""
 
 import math
 from collections.abc import Mapping
@@ -32,14 +32,14 @@ REMEDIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """A limit passed for long enough; "stop" asks the loop to end the run."""
+    """A metric that was beyond its limit for long enough; "stop" asks the loop to end the run."""
 
     severity: Severity
     message: str
 
 
 class Monitor:
-    """Compares each step's metrics with the limits; says a thing once, and again only after it recovered."""
+    """Compares each step's metrics with the limits. It repeats an alert only after the metric has recovered."""
 
     def __init__(self, limits: LimitSpec | None = None) -> None:
         self.limits = limits or LimitSpec()
@@ -47,10 +47,10 @@ class Monitor:
         self._said: set[str] = set()
 
     def check(self, metrics: Mapping[str, float]) -> list[Alert]:
-        """What went wrong this step, at most one a metric; one that is absent keeps its count."""
+        """The alerts of this step, at most one a metric. A metric that is absent keeps its count."""
         watched = {name: metrics[name] for name in REMEDIES if name in metrics} | _nonfinite(metrics)
-        found = [self._judge(name, value) for name, value in watched.items()]
-        return [warning for warning in found if warning]
+        alerts = [self._judge(name, value) for name, value in watched.items()]
+        return [alert for alert in alerts if alert]
 
     def state(self) -> dict[str, Any]:
         """All that `load` needs to go on as if never interrupted, as JSON."""
@@ -65,11 +65,11 @@ class Monitor:
         self._count, self._said = dict(cast(Mapping[str, int], count)), set(cast(list[str], said))
 
     def _judge(self, name: str, value: float) -> Alert | None:
-        """Both severities are counted; only the graver one is said."""
+        """Count both severities; the alert is of the graver one."""
         mild, grave = self.limits.get(name, "warn"), self.limits.get(name, "stop")
-        # NaN compares false with every limit; a statistic that is NaN is worth a warning, but no stop.
-        lost = mild is not None and math.isnan(value)
-        warn = self._due(name, "warn", broken=lost or _broken(name, value, mild))
+        # NaN is beyond no limit, as it compares false. It is worth a warning, but no stop.
+        is_nan = mild is not None and math.isnan(value)
+        warn = self._due(name, "warn", broken=is_nan or _broken(name, value, mild))
         stop = self._due(name, "stop", broken=_broken(name, value, grave))
         severity: Severity = "stop" if stop else "warn"
         threshold = grave if stop else mild
@@ -79,7 +79,7 @@ class Monitor:
         return Alert(severity=severity, message=message)
 
     def _due(self, name: str, severity: Severity, *, broken: bool) -> bool:
-        """True on the step at which the limit has been passed for as long as patience allows."""
+        """True on the step at which patience ends: the metric was beyond the limit for that long."""
         key = f"{name}.{severity}"
         if not broken:
             self._count.pop(key, None)
@@ -109,6 +109,6 @@ def _message(name: str, value: float, *, threshold: float, steps: int) -> str:
     if name == "nonfinite":
         return f"loss or gradient norm is NaN or infinite: {REMEDIES[name]}"
     side = "below" if name in LOW else "above"
-    found = f"is {value}" if math.isnan(value) else f"{value:.3g} {side} {threshold:g}"
+    state = f"is {value}" if math.isnan(value) else f"{value:.3g} {side} {threshold:g}"
     span = f" for {steps} steps" if steps > 1 else ""
-    return f"{name} {found}{span}: {REMEDIES[name]}"
+    return f"{name} {state}{span}: {REMEDIES[name]}"

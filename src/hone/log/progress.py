@@ -26,7 +26,7 @@ class Column:
     show: Callable[[float], str]
     width: int
     unit: str = ""
-    from_zero: bool = True  # False: takes no room before it is above 0
+    from_zero: bool = True  # False: not shown before it is above 0
 
     def shows(self, value: float) -> bool:
         return self.from_zero or value > 0
@@ -75,7 +75,7 @@ COLUMNS = (
 
 
 def say(text: str) -> None:
-    """A line that is no result."""
+    """Print a line that is not a result, on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -111,7 +111,7 @@ class Progress:
     def step(self, metrics: Mapping[str, float]) -> None:
         """Counts one step and shows it."""
         now = self._clock()
-        if self.done > self._start:  # the first step compiles and warms up: the others tell how long one takes
+        if self.done > self._start:  # the first step compiles and warms up, so it says nothing about the others
             self._times.append(now - self._last)
         self._last = now
         self.done += 1
@@ -123,7 +123,7 @@ class Progress:
         self._stream.flush()
 
     def left(self) -> float:
-        """Seconds to go: the mean of recent steps for each not yet done; NaN while nobody knows."""
+        """Seconds to go: the mean of recent steps for each not yet done; NaN before there is one."""
         ahead = max(0, self.total - self.done)
         return sum(self._times) / len(self._times) * ahead if self._times else math.nan if ahead else 0.0
 
@@ -140,13 +140,13 @@ class Progress:
         return cells
 
     def _columns(self, metrics: Mapping[str, float]) -> list[Column]:
-        """The columns reported so far: one that was seen keeps its place when a step lacks it."""
+        """The columns reported so far. A column keeps its place when a step lacks it."""
         self._seen |= {c.label for c in HEADS + COLUMNS if c.name in metrics and c.shows(metrics[c.name])}
         head = [c for c in HEADS if c.label in self._seen][:1]
         return head + [c for c in COLUMNS if c.label in self._seen]
 
     def _fit(self, cells: dict[str, list[Cell]]) -> dict[str, list[Cell]]:
-        """Shortens the bar, then leaves out the least telling parts, so that no line wraps."""
+        """Shortens the bar, then leaves out the least important parts, so that no line wraps."""
         if not self._live:
             return cells
         room = shutil.get_terminal_size().columns - 1

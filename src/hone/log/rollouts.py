@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from hone.log.stats import Stats
 from hone.types import Group, Rollout, Stop
 
-HELD_OUT = "held_out"  # among an outcome's parts: what a verifier says that has no say in the reward
+HELD_OUT = "held_out"  # a part of the outcome: the score of a verifier that is not in the reward
 RIGHT = 0.5  # from here on a completion counts as rewarded, and as right
-MANY = 16  # completions from which on arrays pay
-LARGEST = 2**24  # ids that a table is made for
+MANY = 16  # from so many completions on arrays are faster
+LARGEST = 2**24  # the largest table of ids
 NEVER = np.uint64(2**64 - 1)  # no n-gram's number
 
 
 def rollout_statistics(
     rounds: Sequence[Sequence[Group]], kept: Sequence[Sequence[Group]], *, ranks: int = 1, version: int | None = None
 ) -> Stats:
-    """Rewards, lengths and how rollouts ended, by round of asking; an invalid reward is counted, never averaged in.
+    """Rewards, lengths and how rollouts ended, by round of sampling. An invalid reward is counted, never averaged.
 
     ranks: that sample as many tokens. version: of the learner's weights, where rollouts may be older.
     """
-    groups = [g for made in rounds for g in made]
+    groups = [g for groups in rounds for g in groups]
     rollouts = [r for g in groups for r in g]
     lengths = [sum(r.mask) for r in rollouts]
     values = _valid_rewards(rollouts)
@@ -105,7 +105,7 @@ def count_repeated(completions: Sequence[Sequence[Hashable]], n: int = 4) -> tup
 
 
 def _numbered(ids: NDArray[np.int64]) -> tuple[int, NDArray[np.uint64]]:
-    """How many different ids there are, and which of them each is, from 0 on; (0, ids) where a table cannot tell."""
+    """How many different ids there are, and the ids renumbered from 0; (0, ids) where a table would be too large."""
     if not len(ids) or ids.min() < 0 or ids.max() >= LARGEST:
         return 0, ids.astype(np.uint64)
     seen = np.zeros(int(ids.max()) + 1, dtype=np.bool_)
@@ -114,7 +114,7 @@ def _numbered(ids: NDArray[np.int64]) -> tuple[int, NDArray[np.uint64]]:
 
 
 def _repeated_numbers(x: NDArray[np.uint64], lengths: NDArray[np.int64], kinds: int, n: int) -> tuple[int, int]:
-    """The same of rows laid end to end, of numbers below `kinds`: each n-gram as one number, those of a row sorted."""
+    """`count_repeated` of concatenated rows of numbers below `kinds`: sorts each row's n-grams, each as one number."""
     code = x.copy()
     for i in range(1, min(n, len(x))):
         code[: len(x) - i] = code[: len(x) - i] * np.uint64(kinds) + x[i:]
@@ -125,5 +125,5 @@ def _repeated_numbers(x: NDArray[np.uint64], lengths: NDArray[np.int64], kinds: 
     table[np.arange(table.shape[1]) < counts[:, None]] = code[inside]
     table.sort(axis=1)
     equal = int((table[:, 1:] == table[:, :-1]).sum())
-    filler = np.maximum(table.shape[1] - counts - 1, 0).sum()  # equal neighbours that stand for nothing
+    filler = np.maximum(table.shape[1] - counts - 1, 0).sum()  # equal neighbours that are padding
     return equal - int(filler), int(counts.sum())

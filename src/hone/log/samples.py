@@ -1,4 +1,4 @@
-"""Readable samples: a few rollouts a step, so that what the numbers mean can be seen."""
+"""Readable samples: a few rollouts a step show what the numbers mean."""
 
 import random
 from collections.abc import Sequence
@@ -10,8 +10,10 @@ from hone.types import Group, Rollout, Task
 
 
 def pick(groups: Sequence[Group], k: int = 3, seed: int = 0) -> list[Rollout]:
-    """The best and the worst valid rollout, one that is invalid, then random ones up to k; the same seed picks the
-    same, none twice."""
+    """The best and the worst valid rollout, an invalid one, then random ones up to k, none twice.
+
+    The same seed picks the same ones.
+    """
     rollouts = [rollout for group in groups for rollout in group]
     scored = [i for i, rollout in enumerate(rollouts) if _reward(rollout) is not None]
     chosen: list[int] = []
@@ -28,7 +30,7 @@ def pick(groups: Sequence[Group], k: int = 3, seed: int = 0) -> list[Rollout]:
 
 
 def record(step: int, rollout: Rollout) -> dict[str, Any]:
-    """What a reader wants to know of one rollout, as JSON; reward null means invalid (see reason) or not scored."""
+    """One rollout as JSON for a reader; reward null means invalid (see reason) or not scored."""
     parts = rollout.outcome.parts if rollout.outcome else {}
     reason = rollout.outcome.reason if rollout.outcome else ""
     return {

@@ -30,7 +30,7 @@ class JsonlSink:
 
     @property
     def lost(self) -> bool:
-        """Whether somebody has removed what was written."""
+        """Whether the file was removed after a write."""
         return self._begun and not self.path.exists()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -67,7 +67,7 @@ class TensorBoardSink:
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
-    """Adds one line in a single write; a pipe in the file's place is an error, and not waited for."""
+    """Adds one line in a single write. A pipe in the file's place is an error; it would block."""
     with open(path, "ab", opener=_at_once) as file:
         file.write(line(row))
 
@@ -82,7 +82,7 @@ def read(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _rows(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """Each line with what it says."""
+    """Each line with its row."""
     lines = path.read_bytes().split(b"\n") if path.is_file() else []
     rows: list[tuple[bytes, dict[str, Any]]] = []
     for number, text in enumerate(lines, 1):

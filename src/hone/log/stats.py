@@ -14,7 +14,7 @@ Number = float | Tensor
 
 
 class Stats:
-    """Named sums with their counts, and named maxima; `merge` gives what adding everything to one would."""
+    """Named sums with their counts, and named maxima. Merging two gives the same as adding everything to one."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[Number, Number]] = {}
@@ -49,8 +49,8 @@ class Stats:
     def means(self) -> dict[str, float]:
         """sum / count of each name, and the maxima; a name with count 0 is absent, never NaN."""
         plain = self.plain()
-        found = {name: total / count for name, (total, count) in plain["sums"].items() if count != 0}
-        return found | plain["maxima"]
+        means = {name: total / count for name, (total, count) in plain["sums"].items() if count != 0}
+        return means | plain["maxima"]
 
     def plain(self) -> dict[str, Any]:
         """The sums and maxima as Python floats, to send to another rank; `Stats.of` reads them back."""
@@ -97,43 +97,43 @@ def _larger(a: Number, b: Number) -> Number:
 
 def _floats(numbers: list[Number]) -> list[float]:
     """All numbers as floats, with one transfer for each device they live on."""
-    found = [0.0] * len(numbers)
+    floats = [0.0] * len(numbers)
     tensors: dict[torch.device, list[int]] = {}
     for i, x in enumerate(numbers):
         if isinstance(x, Tensor):
             tensors.setdefault(x.device, []).append(i)
         else:
-            found[i] = x
+            floats[i] = x
     for places in tensors.values():
         for i, value in zip(places, torch.stack([torch.as_tensor(numbers[i]) for i in places]).tolist(), strict=True):
-            found[i] = value
-    return found
+            floats[i] = value
+    return floats
 
 
 # --- where the time goes ---
 
 
 class StageTimer:
-    """A watch that is read at the end of each stage. A GPU's work counts where its result is waited for."""
+    """Seconds of each stage, read at its end. A GPU's work counts in the stage that waits for its result."""
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()
         self.seconds = dict[str, float]()
 
     def __call__(self, stage: str, *, at: float | None = None) -> None:
-        """The time since the stage before this one is this one's; at: when it ended, if not now."""
+        """End a stage: it took the time since the last call. at: when it ended, if not now."""
         now = time.perf_counter() if at is None else max(at, self._last)
         self.add(stage, now - self._last)
         self._last = now
 
     def add(self, name: str, seconds: float) -> None:
-        """Time that passed while stages did."""
+        """Add seconds that passed in parallel to the stages."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def total(self) -> float:
-        """Seconds since the watch was started."""
+        """Seconds since the timer was made."""
         return time.perf_counter() - self._start
 
     def metrics(self) -> dict[str, float]:
-        """seconds_<stage> for every stage there was."""
+        """seconds_<stage> for every stage so far."""
         return {f"seconds_{stage}": seconds for stage, seconds in self.seconds.items()}

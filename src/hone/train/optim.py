@@ -1,8 +1,8 @@
-"""AdamW with a warm-up and a schedule, and gradient clipping that refuses what is not finite.
+"""AdamW with a warm-up and a schedule, gradient clipping, and two ways to save memory.
 
-AdamW whose moments take one byte a number instead of four: the logarithm of its share of the block's largest.
-Masters, copies of the parameters that the optimiser steps in their place: in float32 where the parameters compute in
-half precision, in the host's memory where a GPU's is short.
+AdamW8 stores each moment in one byte instead of four: the logarithm of its share of the largest in its block.
+Masters are copies that the optimiser steps in place of the parameters: in float32 if the parameters are in half
+precision, and in the host's memory if a GPU's is short.
 """
 
 import math
@@ -17,9 +17,9 @@ from hone.model.vocab.distribution import at_least_float32
 
 FLOOR = 0.1  # where a schedule ends, as a share of the learning rate
 BLOCK = 256  # the most numbers that share a scale
-SMALL = 4096  # vectors, and matrices below this size, keep float32 moments: they are few, and norms and biases matter
+SMALL = 4096  # vectors, and matrices below this size, keep float32 moments: they are small, and norms and biases matter
 NO_SIZES: Mapping[Tensor, int] = {}
-OCTAVES = 16.0  # the smallest magnitude kept is 2**-16 of the block's largest, so a code is within 2 or 4 per cent
+OCTAVES = 16.0  # the smallest stored magnitude is 2**-16 of the block's largest, so a code is within 2 or 4 per cent
 
 
 def pack(x: Tensor, *, levels: int) -> tuple[Tensor, Tensor]:
@@ -30,7 +30,7 @@ def pack(x: Tensor, *, levels: int) -> tuple[Tensor, Tensor]:
 
 
 def unpack(code: Tensor, top: Tensor, *, levels: int) -> Tensor:
-    """The magnitudes that `pack` took."""
+    """The inverse of `pack`."""
     size = ((code - levels) * (OCTAVES / (levels - 1))).exp2_() * top
     return torch.where(code > 0, size, 0.0)
 
@@ -49,10 +49,10 @@ def decode(state: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 class AdamW8(torch.optim.Optimizer):
-    """torch's AdamW with packed moments; the same numbers while moments are exact, within their rounding after.
+    """torch's AdamW with packed moments: its numbers, but for the rounding of the moments.
 
-    Blocks lie within rows, so that cutting a matrix between rows cuts no block: whoever holds a part of the rows packs
-    them as one who holds all would. sizes: of parameters whose other rows are elsewhere, how many numbers all have.
+    A block never crosses rows, so that a rank that holds some rows of a matrix packs them as one rank with all rows
+    would. sizes: for a parameter of which other ranks hold rows, the size of the whole.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ def _moments(state: dict[str, Any], like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def blocks(x: Tensor) -> Tensor:
-    """[R, ...] -> [R, n, width]: each row in as few equal blocks as hold it, the last one filled up with zeros."""
+    """[R, ...] -> [R, n, width]: each row in as few equal blocks as hold it, the last one padded with zeros."""
     columns = math.prod(x.shape[1:])
     n = -(-columns // BLOCK)
     width = -(-columns // n)
@@ -104,7 +104,7 @@ def blocks(x: Tensor) -> Tensor:
 
 
 def unblocked(x: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `blocks`: the tensor that it was given."""
+    """The inverse of `blocks`."""
     return x.flatten(1)[:, : math.prod(like.shape[1:])].reshape(like.shape)
 
 
@@ -143,7 +143,7 @@ def adamw(
 ) -> torch.optim.Optimizer:
     """Two groups, actor and critic; only matrices decay. `base_lr` of each group is what the schedule scales.
 
-    bits: 32, or 8 for moments of one byte. sizes: of parameters whose other rows are on other ranks, all of them.
+    bits: 32, or 8 for AdamW8. sizes: for a parameter of which other ranks hold rows, the size of the whole.
     """
     groups = []
     for parameters, rate in ((actor, lr), (critic, critic_lr if critic_lr is not None else lr)):
@@ -175,26 +175,26 @@ def clip_gradients(
 ) -> Tensor:
     """Scale gradients so that their joint norm is at most max_norm (0: never); returns the norm before.
 
-    parts: those that other ranks hold the rest of.
+    parts: parameters of which other ranks hold the rest.
     """
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None and p not in parts])
     if parts:
         own = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None and p in parts])
         norm = (collect.total(own.square()) + norm.to(own).square()).sqrt()
-    if 0 < max_norm < norm + 1e-6:  # as torch scales; a norm in bounds costs no pass over the gradients
+    if 0 < max_norm < norm + 1e-6:  # as torch does; a smaller norm costs no pass over the gradients
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
 
 
-# --- copies of parameters that the optimiser steps in their place ---
+# --- copies that the optimiser steps in place of the parameters ---
 
 
 class Masters:
     """One copy for each parameter, of at least float32.
 
     bfloat16 has 8 bits of mantissa: a step of less than 1/512 of a weight would be lost, and so would a micro-batch's
-    gradient beside the sum of many. The gradient of each backward pass is moved into the copy as soon as it is there.
-    device: where the copies are, their gradients and the optimiser's moments with them; None: beside the parameters.
+    gradient beside the sum of many. Each backward pass adds its gradient to the copy's.
+    device: of the copies, their gradients and the optimiser's moments; None: that of the parameters.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, device: torch.device | None = None) -> None:
@@ -206,7 +206,7 @@ class Masters:
 
     @property
     def half(self) -> bool:
-        """Whether parameters are kept in fewer bits than their copies."""
+        """Whether parameters have fewer bits than their copies."""
         return any(p.dtype != copy.dtype for p, copy in self._copies.items())
 
     def of(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
@@ -224,12 +224,12 @@ class Masters:
 
     @torch.no_grad()
     def publish(self, *_: object) -> None:
-        """Round every copy into its parameter; the optimiser calls it after each step."""
-        mine, copies = list[Tensor](self._copies), list[Tensor](self._copies.values())
-        torch._foreach_copy_(mine, copies)  # pyright: ignore[reportPrivateImportUsage]
+        """Round every copy into its parameter. The optimiser calls this after each step."""
+        parameters, copies = list[Tensor](self._copies), list[Tensor](self._copies.values())
+        torch._foreach_copy_(parameters, copies)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def trained(policy: nn.Module, masters: Masters | None) -> dict[str, nn.Parameter]:
     """What the optimiser steps, by name: the parameters, or their copies."""
-    found = {name: p for name, p in policy.named_parameters() if p.requires_grad}
-    return found if masters is None else dict(zip(found, masters.of(list(found.values())), strict=True))
+    parameters = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    return parameters if masters is None else dict(zip(parameters, masters.of(list(parameters.values())), strict=True))

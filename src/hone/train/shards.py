@@ -1,4 +1,4 @@
-"""A policy of which each rank holds a part: what the optimiser steps, how many passes are made, and the whole again."""
+"""A policy of which each rank holds a part: the parts that the optimiser steps, and the whole gathered again."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,9 +32,9 @@ from hone.types import Batch
 class Shards:
     """The decoders spread over all ranks; a scalar head stays whole on each of them.
 
-    The optimiser sees `of(parameters)`: plain tensors in the memory of this rank's parts. Weights that are trained
-    keep their type and are computed with in `half`; frozen ones are kept in it.
-    each: sum gradients over ranks after every micro-batch, so that no rank ever holds the whole of them.
+    The optimiser steps `parts_of(parameters)`: plain tensors in the memory of this rank's parts. Trained weights keep
+    their type and compute in `half`; frozen ones are stored in `half`.
+    each: sum gradients over ranks after every micro-batch, so that no rank ever holds all of them.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Shards:
         return {part: p.numel() for part, p in self._origin.items()}
 
     def parts_of(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        """What is stepped in their place, in order."""
+        """The parts that the optimiser steps instead of the parameters, in order."""
         return [self._parts.get(p, p) for p in parameters]
 
     def trained(self) -> dict[str, nn.Parameter]:
@@ -73,9 +73,9 @@ class Shards:
         return {name: p for name, p in self._named.items() if p.requires_grad}
 
     def passes(self, micro: Iterable[Batch], empty: Batch) -> Passes[Batch]:
-        """Micro-batches, as many on every rank; with the last one gradients are summed, and then handed to the parts.
+        """The same number of micro-batches on every rank. After the last one the parts have the summed gradients.
 
-        empty: what a rank goes on with when it has no more: each pass puts layers together, which takes all ranks.
+        empty: the micro-batch of a rank that has no more of its own: each pass gathers layers, which takes all ranks.
         """
         todo = collect.pad_to_largest(micro, empty)
         for i, batch in enumerate(todo):
@@ -86,14 +86,14 @@ class Shards:
             p.grad = None
 
     def sum_gradients(self, now: bool) -> None:
-        """Whether the next backward pass ends with the sum over ranks."""
+        """Set whether the next backward pass sums gradients over ranks."""
         for unit in fsdp_units(self.policy):
             unit.set_requires_gradient_sync(now, recurse=False)
 
     # --- the whole model ---
 
     def frozen_copy(self) -> Policy:
-        """The policy as it is now, without gradients and spread likewise."""
+        """A copy of the policy without gradients, spread in the same way."""
         assert isinstance(self.policy, Policy)
         reshard(self.policy)
         twin = self.make_empty(torch.device("meta")).requires_grad_(False)
@@ -107,11 +107,11 @@ class Shards:
 
     @property
     def sampled(self) -> Decoder:
-        """The weights that were published last. A sampler may be reading them."""
+        """The weights of the last `publish`. A sampler may be reading them."""
         return self._published if self._published is not None else self.publish()
 
     def publish(self) -> Decoder:
-        """The policy's decoder as it is now, whole on every rank, always in the same memory: the sampler's."""
+        """Gather the policy's decoder on every rank, always into the same memory, which the sampler reads."""
         twin = self._published if self._published is not None else self.make_empty(self.device)
         assert isinstance(twin, Decoder)
         self._published = twin
@@ -127,7 +127,7 @@ class Shards:
         return twin
 
     def _gather(self, twin: Decoder | Scorer) -> None:
-        """One weight after the other, so that no device holds more than one of them beside its parts and the twin."""
+        """Copy one weight after the other, so that a device holds only one of them beside its parts and the twin."""
         reshard(self.policy)
         with torch.no_grad():
             for x, y in zip(twin.parameters(), saved_part(self.policy).parameters(), strict=True):
@@ -136,7 +136,7 @@ class Shards:
                     x.copy_(full)
 
     def make_empty(self, device: torch.device) -> Decoder | Scorer:
-        """The model with memory for its weights; on the meta device none."""
+        """The model with uninitialised weights; on the meta device they take no memory."""
         twin = copy.deepcopy(self._bare)
         twin = twin if self.half is None else twin.to(self.half)
         return twin if device.type == "meta" else materialise(twin, device)
@@ -149,20 +149,21 @@ class Shards:
         return {name: on_first_rank(full_tensor(p)) for name, p in self.trained().items()}
 
     def whole_moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """What the optimiser holds, as optimizer_tensors names it; every rank takes part."""
-        found = optimizer_tensors(optimizer)
-        like = {name: self._like(optimizer, name, x) for name, x in found.items()}
+        """The optimiser's tensors by the names of optimizer_tensors; every rank takes part."""
+        tensors = optimizer_tensors(optimizer)
+        like = {name: self._like(optimizer, name, x) for name, x in tensors.items()}
         return {
-            name: on_first_rank(x if like[name] is None else full_from_part(x, like[name])) for name, x in found.items()
+            name: on_first_rank(x if like[name] is None else full_from_part(x, like[name]))
+            for name, x in tensors.items()
         }
 
     def own_moments(self, optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's parts of `whole_moments`, of whatever number of ranks."""
+        """This rank's parts of `whole_moments`, whatever number of ranks saved them."""
         like = {name: self._like(optimizer, name, x) for name, x in moments.items()}
         return {name: x if like[name] is None else cut_part(x, like[name]) for name, x in moments.items()}
 
     def _like(self, optimizer: torch.optim.Optimizer, name: str, x: Tensor) -> Any:
-        """The parameter that this state is cut like; None: it is whole on every rank."""
+        """The parameter whose layout this state has; None: it is whole on every rank."""
         parameters, index = parameters_of(optimizer), int(name.partition(".")[0])
         return self._origin.get(parameters[index]) if x.ndim and index < len(parameters) else None
 
@@ -172,19 +173,19 @@ class Shards:
 
     @torch.no_grad()
     def load(self, parameters: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
-        """Put whole weights into parameters that are spread, whatever number of ranks they were saved by."""
+        """Load whole weights into parameters that are spread."""
         reshard(self.policy)
         for name, p in parameters.items():
             local_part(p).copy_(cut_part(weights[name], p) if is_sharded(p) else weights[name])
 
 
 def on_first_rank(x: Tensor) -> Tensor:
-    """On the CPU of the first rank; the others keep nothing of it."""
+    """Move a tensor to the CPU of the first rank; the others drop it."""
     return x.cpu() if collect.world()[0] == 0 else x.new_empty(0)
 
 
 def decoders_of(policy: Policy | Scorer) -> list[Decoder]:
-    """The policy's own, and a critic's."""
+    """The policy's own decoder, and a critic's."""
     critic = policy.critic if isinstance(policy, Policy) else None
     return [policy.decoder, *([critic.decoder] if isinstance(critic, OwnCritic) else [])]
 
@@ -195,7 +196,7 @@ def saved_part(policy: Policy | Scorer) -> Decoder | Scorer:
 
 
 def shard_decoder(decoder: Decoder, *, device: torch.device, half: torch.dtype | None) -> None:
-    """Spread the decoder over ranks from wherever it is; weights that are not trained are kept in half precision."""
+    """Spread the decoder over ranks from any device. Weights that are not trained are stored in half precision."""
     for p in decoder.parameters() if half is not None else ():
         if not p.requires_grad:
             p.data = p.data.to(half)

@@ -1,4 +1,4 @@
-"""What the host gives to a run: threads for torch's operators, and no pause for a look at all its objects."""
+"""Threads for torch's operators, and no garbage collection of old objects in the middle of a step."""
 
 import gc
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ import torch
 
 
 def threads(device: torch.device, *, asked: int = 0, offloaded: bool = False) -> int:
-    """The number of threads that was asked for. Otherwise torch's own number, but one beside a GPU.
+    """The number of threads that was asked for, else torch's own number, but one beside a GPU.
 
-    What the host does beside a GPU is small, and 16 threads take milliseconds to wake for a few thousand numbers.
+    The host has little work beside a GPU, and waking 16 threads for a few thousand numbers takes milliseconds.
     offloaded: the optimiser steps on the host.
     """
     beside_gpu = device.type == "cuda" and not offloaded
@@ -19,10 +19,10 @@ def threads(device: torch.device, *, asked: int = 0, offloaded: bool = False) ->
 
 @contextmanager
 def freeze_objects() -> Iterator[None]:
-    """What exists now is left out of garbage collection: a look at half a million objects takes a fifth of a second,
-    and comes in the middle of a step.
+    """Leave the objects that exist now out of garbage collection.
 
-    The young ones are looked at before; all of them where garbage may hold a GPU's memory.
+    To scan half a million of them takes a fifth of a second in the middle of a step. Before that the young ones are
+    collected, or all if garbage may hold a GPU's memory.
     """
     gc.collect(2 if torch.cuda.is_initialized() else 1)
     gc.freeze()

@@ -64,7 +64,7 @@ def step(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
 
 
 def _actor_step(learner: Learner, batch: Batch, algo: Algorithm, *, region: TrustRegion, stats: Stats) -> bool:
-    """Whether the surrogate and its gradient are finite. If not, nothing moves."""
+    """Step the actor; False, and no step, if the surrogate or its gradient is not finite."""
     parameters = learner.policy.actor_parameters()
     surrogate = algo.loss[:1]
     with second_order(), _using_old_policy(learner, learner.policy):
@@ -116,7 +116,7 @@ def _line_search(
 
 
 def _critic_gradient(learner: Learner, batch: Batch, algo: Algorithm) -> None:
-    """The gradient of the critic's regression. It reaches no other parameters, so the actor stays put."""
+    """The gradient of the critic's regression. It does not reach the actor's parameters."""
     parameters = learner.policy.critic_parameters()
     learner.optimizer.zero_grad(set_to_none=True)
     want, losses = frozenset({"value"}), list[Tensor]()
@@ -163,7 +163,7 @@ def _fisher_product(learner: Learner, batch: Batch, parameters: Sequence[nn.Para
 def _measure(learner: Learner, batch: Batch, loss: Loss, unit: int) -> tuple[float, float]:
     """The surrogate and the exact mean KL(old || now) at the parameters as they are, over all ranks."""
     sums = torch.zeros(2, dtype=torch.float64, device=batch.mask.device)
-    # a mean over tokens, whatever their loss weighs: tokens that a correction leaves out still move
+    # a plain mean over tokens: the policy moves on tokens of weight 0, too
     tokens = max(totals(batch).tokens, 1)
     for micro in learner.cut(batch, unit):
         fwd = learner.policy(micro, frozenset({"logp", "old_kl"}))
@@ -184,7 +184,7 @@ class OldPolicy:
 
     @torch.no_grad()
     def log_rows(self, batch: Batch) -> LogRows:
-        """The old log-probs over the vocabulary at each trained position, all computed now."""
+        """The old log-probs over the vocabulary at each trained position, computed at once."""
         now = [p.detach().clone() for p in self.parameters]
         try:
             for p, value in zip(self.parameters, self.values, strict=True):

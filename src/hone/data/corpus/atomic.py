@@ -16,7 +16,7 @@ PART, LOCK = ".part", ".lock"
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its name when the block ends well; the process's id keeps two writers apart."""
+    """A file that gets its name when the block ends without an error. Two processes write to different files."""
     part = path.with_name(f"{path.name}.{os.getpid()}{PART}")
     with open(part, "wb") as file:
         yield file
@@ -32,19 +32,19 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """A table that `write_json` wrote, or HoneError."""
+    """The object that `write_json` wrote, or HoneError."""
     try:
-        found = json.loads(read_text(path))
+        content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise HoneError(f"{path} is damaged ({error}): start it anew with --restart") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise HoneError(f"{path} is damaged (it holds no table): start it anew with --restart")
-    return found
+    return content
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Refuse a folder in which another process works; what a killed one left half-written is removed."""
+    """Lock a folder, or refuse it if another process works in it. Removes half-written files of a killed process."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "wb") as file:
         try:

@@ -1,4 +1,4 @@
-"""Overlap of training files as they are with evaluation sets, without cleaning them."""
+"""Overlap of uncleaned training files with evaluation sets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from hone.errors import HoneError
 
 @dataclass(frozen=True)
 class ShardContents:
-    """What one shard holds."""
+    """The overlap of one shard."""
 
-    hits: NDArray[np.uint8]  # bits, one a run
+    hits: NDArray[np.uint8]  # packed bits, one for each run of words
     documents: int  # that overlap
     read: int
     examples: dict[str, list[dict[str, Any]]]
@@ -29,13 +29,13 @@ class ShardContents:
 def _scan(task: tuple[Shard, CorpusSettings]) -> ShardContents:
     shard, settings = task
     index = index_of(settings.evals, settings.eval_fields, settings.ngram, settings.short)
-    found, count = Overlaps(index), 0
+    overlaps, count = Overlaps(index), 0
     read = documents.read(shard, column=settings.column, split=settings.split, limit=settings.max_document)
     for batch in filters.batches(document for document in read if not document.problem):
         count += len(batch)
         texts, places = [document.text for document in batch], [document.at for document in batch]
-        found.look(texts, file=shard.path, places=places)
-    return ShardContents(np.packbits(found.hits), found.documents, count, found.examples)
+        overlaps.look(texts, file=shard.path, places=places)
+    return ShardContents(np.packbits(overlaps.hits), overlaps.documents, count, overlaps.examples)
 
 
 def compare(sources: Sequence[str], settings: CorpusSettings, *, workers: int = 1) -> dict[str, Any]:
@@ -49,10 +49,10 @@ def compare(sources: Sequence[str], settings: CorpusSettings, *, workers: int = 
     examples: dict[str, list[dict[str, Any]]] = {}
     overlapping = read = 0
     results = map_in_processes(_scan, [(shard, settings) for shard in shards], workers=workers)
-    for shard, found in zip(shards, results, strict=True):
-        hits[shard.source] |= np.unpackbits(found.hits, count=index.size).astype(bool)
-        overlapping, read = overlapping + found.documents, read + found.read
-        for name, shown in found.examples.items():
+    for shard, contents in zip(shards, results, strict=True):
+        hits[shard.source] |= np.unpackbits(contents.hits, count=index.size).astype(bool)
+        overlapping, read = overlapping + contents.documents, read + contents.read
+        for name, shown in contents.examples.items():
             examples[name] = [*examples.get(name, []), *shown][:SHOWN]
     if not read:
         raise HoneError(f"no document could be read from {', '.join(sources)}: name the text's column with --column")

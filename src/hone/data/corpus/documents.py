@@ -1,5 +1,5 @@
-"""Files to documents. A file is cut into shards by bytes; a record belongs to the shard its first byte lies in, so that
-cutting changes nothing, and no more than one record is held in memory."""
+"""Files to documents. A file is cut into shards by bytes. A record belongs to the shard of its first byte, so that the
+size of shards changes nothing. Only one record is in memory at a time."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ KINDS = (".jsonl", ".txt", ".jsonl.gz", ".txt.gz")
 Record = tuple[int, int, bytes | None]  # first byte, bytes, content (None: too long to hold)
 HALF = re.compile("[\ud800-\udfff]")
 BOM = b"\xef\xbb\xbf"
-NO_END = 1 << 62  # beyond any file: how long one is that is compressed, only reading it tells
+NO_END = 1 << 62  # beyond any file: the length of a compressed one is not known before it is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ def files_of(source: str) -> list[Path]:
     """The file itself, or the files of a folder and the folders in it, sorted."""
     path = Path(source)
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(KINDS))
-        if not found:
+        files = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(KINDS))
+        if not files:
             raise HoneError(f"{path} holds no {', '.join(KINDS)} file: convert the data to JSON lines")
-        return found
+        return files
     if not path.is_file():
         there = "is a pipe or a device" if path.exists() else "is not there"
         raise HoneError(f"{path} {there}: give the path of a file or folder of texts")
@@ -127,7 +127,7 @@ def _row(at: int, size: int, line: str, column: str) -> Document:
 
 def _lines(file: BinaryIO, shard: Shard, limit: int) -> Iterator[Record]:
     at = shard.start
-    if at:  # the line that holds the byte before the shard is the last shard's
+    if at:  # the line of the byte before the shard belongs to the previous shard
         file.seek(at - 1)
         at += _skip_line(file) - 1
     while at < shard.end:
@@ -154,7 +154,7 @@ def _skip_line(file: BinaryIO) -> int:
 
 
 def _paragraphs(file: BinaryIO, shard: Shard, limit: int) -> Iterator[Record]:
-    """Runs of lines that are not blank; the last one is read to its end, beyond the shard if need be."""
+    """Runs of lines that are not blank. The last one is read to its end, even beyond the shard."""
     inside = shard.start > 0 and not _after_blank(file, shard.start)
     first, size, parts = 0, 0, list[bytes]()
     for at, length, data in _lines(file, Shard(shard.source, shard.path, shard.start, NO_END), limit):
@@ -179,7 +179,7 @@ def _after_blank(file: BinaryIO, start: int) -> bool:
     file.seek(start - 1)
     at = start - 1 + _skip_line(file)
     newlines = 0
-    while at > 0:  # back over white space only: short
+    while at > 0:  # only back over white space, which is short
         at -= 1
         file.seek(at)
         byte = file.read(1)

@@ -17,7 +17,7 @@ from hone.errors import HoneError
 
 SEED = 20_210_705
 PART = 4_000_000  # documents sorted at once
-DEEP = 16  # a document is compared with so many of the first documents of its bucket
+DEEP = 16  # how many first documents of its bucket a document is compared with
 CHUNK = 65_536  # pairs whose signatures are compared at once
 CAUGHT = 0.995  # least probability that a pair at the threshold shares a band
 
@@ -86,13 +86,13 @@ def band_pairs(
         or [np.empty(0, dtype=np.uint64)]
     )
     parts = max(1, -(-len(rows) // PART))
-    found = [np.empty((0, 2), dtype=np.int64)]
+    pairs = [np.empty((0, 2), dtype=np.int64)]
     for part in range(parts):
         own = np.flatnonzero(keys % np.uint64(parts) == part)
         order = own[np.argsort(keys[own], kind="stable")]
         for i, j in _bucket_pairs(keys[order]):
-            found.append(_verified(signed, rows[order[i]], rows[order[j]], threshold))
-    return np.concatenate(found)
+            pairs.append(_similar_pairs(signed, rows[order[i]], rows[order[j]], threshold))
+    return np.concatenate(pairs)
 
 
 def _band_keys(values: NDArray[np.uint32]) -> NDArray[np.uint64]:
@@ -117,22 +117,22 @@ def _bucket_pairs(keys: NDArray[np.uint64]) -> Iterable[tuple[NDArray[np.int64],
         yield start[later] + depth, later
 
 
-def _verified(
+def _similar_pairs(
     signed: NDArray[np.uint32], first: NDArray[np.int64], second: NDArray[np.int64], threshold: float
 ) -> NDArray[np.int64]:
-    kept = [np.empty((0, 2), dtype=np.int64)]
+    pairs = [np.empty((0, 2), dtype=np.int64)]
     for s in range(0, len(first), CHUNK):
         i, j = first[s : s + CHUNK], second[s : s + CHUNK]
         alike = (signed[i] == signed[j]).mean(axis=1) >= threshold
-        kept.append(np.stack((i[alike], j[alike]), axis=1))
-    return np.concatenate(kept)
+        pairs.append(np.stack((i[alike], j[alike]), axis=1))
+    return np.concatenate(pairs)
 
 
 def nearest_kept(pairs: Sequence[NDArray[np.int64]], count: int) -> NDArray[np.int64]:
-    """For every document the first kept one it is a near copy of, else itself; in order, so that the first stays."""
+    """For every document the first kept one that it is a near copy of, else itself."""
     original = np.arange(count, dtype=np.int64)
-    together = np.unique(np.concatenate([np.empty((0, 2), dtype=np.int64), *pairs]), axis=0)
-    for i, j in together[np.lexsort((together[:, 0], together[:, 1]))].tolist():
+    merged = np.unique(np.concatenate([np.empty((0, 2), dtype=np.int64), *pairs]), axis=0)
+    for i, j in merged[np.lexsort((merged[:, 0], merged[:, 1]))].tolist():
         if original[j] == j and original[i] == i:
             original[j] = i
     return original

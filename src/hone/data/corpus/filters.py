@@ -1,4 +1,4 @@
-"""The steps that look at one document at a time: can it be read, its language, its quality, its toxicity."""
+"""The filters of single documents: unreadable records, language, quality, toxicity."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -13,13 +13,13 @@ from hone.data.corpus.settings import CorpusSettings
 from hone.data.corpus.tally import Tally
 from hone.errors import HoneError
 
-WINDOW = 100  # words that toxicity looks at together: its model was trained on comments
+WINDOW = 100  # words that the toxicity model reads at once: it was trained on comments
 BATCH_DOCUMENTS, BATCH_BYTES = 512, 4 << 20
-Judged = tuple[Facts, str, str]  # what is known of a text, the rule that drops it ("": none), what was measured
+Judged = tuple[Facts, str, str]  # facts of a text, the rule that drops it ("": none), the measured value
 
 
 def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Runs of documents that together stay small in memory."""
+    """Batches of documents that are small enough for memory."""
     batch: list[Document] = []
     held = 0
     for document in documents:
@@ -33,7 +33,7 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def by_language(facts: Sequence[Facts], settings: CorpusSettings) -> Iterator[Judged]:
-    """Kept: one of the languages, with enough confidence."""
+    """Keep documents in one of the languages, with enough confidence."""
     for fact in facts:
         code, probability = language.identify(fact.text)
         fits = code in settings.languages and probability >= settings.confidence
@@ -41,14 +41,14 @@ def by_language(facts: Sequence[Facts], settings: CorpusSettings) -> Iterator[Ju
 
 
 def by_quality(facts: Sequence[Facts], settings: CorpusSettings) -> Iterator[Judged]:
-    """Kept: no rule broken."""
+    """Keep documents that break no rule."""
     for fact in facts:
-        found = quality.broken(fact, settings.rules)
-        yield fact, f"quality:{found[0]}" if found else "", f"{found[1]:.4g}" if found else ""
+        broken = quality.broken(fact, settings.rules)
+        yield fact, f"quality:{broken[0]}" if broken else "", f"{broken[1]:.4g}" if broken else ""
 
 
 def by_toxicity(facts: Sequence[Facts], settings: CorpusSettings) -> Iterator[Judged]:
-    """Kept: a mean probability up to the limit."""
+    """Keep documents whose mean probability is at most the limit."""
     limit = 1.0 if settings.toxicity is None else settings.toxicity
     for fact, score in zip(facts, toxicity([fact.text for fact in facts]), strict=True):
         yield fact, "toxicity" if score > limit else "", f"{score:.3f}"
@@ -76,9 +76,9 @@ def toxicity(texts: Sequence[str]) -> list[float]:
     cut = [windows(text) for text in texts]
     if not cut:
         return []
-    found = np.asarray(_toxicity_model()([window for part in cut for window in part]), dtype=np.float64)
+    probabilities = np.asarray(_toxicity_model()([window for part in cut for window in part]), dtype=np.float64)
     ends = np.cumsum([len(part) for part in cut])
-    return [float(part.mean()) for part in np.split(found, ends[:-1])]
+    return [float(part.mean()) for part in np.split(probabilities, ends[:-1])]
 
 
 def judge(batch: Sequence[Document], settings: CorpusSettings, *, tally: Tally, file: str) -> list[Document]:
@@ -94,8 +94,8 @@ def judge(batch: Sequence[Document], settings: CorpusSettings, *, tally: Tally, 
         ("quality", by_quality, any(limit is not None for limit in settings.rules.values())),
         ("toxicity", by_toxicity, settings.toxicity is not None),
     )
-    for name, step, wanted in steps:
-        if not wanted:
+    for name, step, on in steps:
+        if not on:
             continue
         with tally.timed(name, sum(document.size for document in kept)):
             judged = list(zip(kept, step(facts, settings), strict=True))

@@ -5,7 +5,7 @@ from typing import Any
 
 from hone.errors import HoneError
 
-SLICE = 300  # characters at the beginning, middle and end: enough to tell, and the time does not grow with the text
+SLICE = 300  # characters at the beginning, middle and end: enough, and the time does not grow with the text
 
 
 @lru_cache(1)
@@ -20,7 +20,7 @@ def _identifier() -> Any:
 
 
 def languages() -> frozenset[str]:
-    """The codes that can be told apart (ISO 639-1 for the most part)."""
+    """The codes of the languages that the model knows (mostly ISO 639-1)."""
     return frozenset(map(str, _identifier().nb_classes))
 
 

@@ -1,4 +1,4 @@
-"""Runs of words that training documents share with evaluation items, found exactly: hashes propose, words decide."""
+"""Runs of words that training documents share with evaluation items. Hashes find candidates, words decide."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from hone.data.feed.source import read_rows
 from hone.errors import HoneError, not_utf8
 from hone.storage.textfile import read_text
 
-MOSTLY = 0.8  # an item with this share of its runs found is counted as mostly seen
+MOSTLY = 0.8  # an item counts as mostly seen from this share of its runs on
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Index:
         for text in texts:
             starts.append(len(words))
             words += normal_words(text)
-            words.append("")  # no item has it, so that no run reaches into the next text
+            words.append("")  # no item has this word, so that no run crosses into the next text
         numbers = np.fromiter((self.vocabulary.get(w, 0) for w in words), dtype=np.uint64, count=len(words))
         held: dict[int, list[tuple[int, str]]] = {}
         for runs in self.lengths:
@@ -173,7 +173,7 @@ def _runs_of(text: str, vocabulary: dict[str, int], *, n: int, short: int) -> It
 
 
 def _without_collisions(length: int, first: int, numbers: NDArray[np.uint64]) -> NgramIndex:
-    """A seed under which no two runs share a hash, so that a look-up can miss none."""
+    """The table with a seed under which no two runs share a hash, so that a look-up misses none."""
     for seed in range(64):
         if len(np.unique(_keys(numbers, seed))) == len(numbers):
             return NgramIndex(length, first, numbers, seed)
@@ -186,12 +186,12 @@ def summary(index: Index, hits: Mapping[str, NDArray[np.bool_]]) -> list[dict[st
     runs = np.bincount(index.item_of, minlength=items)
     rows: list[dict[str, Any]] = []
     for source, hit in hits.items():
-        found = np.bincount(index.item_of, weights=hit[index.run_of], minlength=items)
+        runs_found = np.bincount(index.item_of, weights=hit[index.run_of], minlength=items)
         for which, name in enumerate(index.names):
             own = index.set_of == which
             tested = int((own & (runs > 0)).sum())
-            touched = int((own & (found > 0)).sum())
-            mostly = int((own & (runs > 0) & (found >= MOSTLY * runs)).sum())
+            touched = int((own & (runs_found > 0)).sum())
+            mostly = int((own & (runs > 0) & (runs_found >= MOSTLY * runs)).sum())
             row = {"source": source, "eval": name, "items": int(own.sum()), "tested": tested, "overlap": touched}
             rows.append({**row, "mostly": mostly, "share": touched / tested if tested else 0.0})
     return rows

@@ -1,7 +1,7 @@
 """Cleaning from end to end: filter every shard, find copies among all, write what is kept, train a tokenizer, report.
 
-Every stage writes its results aside and renames them, so that a run killed at any moment goes on where it stopped and
-ends with the same files; the number of workers changes the time and nothing else.
+Every stage writes its results under other names and renames them. A run that is killed at any moment can therefore be
+continued, and ends with the same files. The number of workers changes only the time.
 """
 
 import json
@@ -26,7 +26,7 @@ from hone.data.text.tokenizer import train_bpe
 from hone.errors import HoneError
 
 Say = Callable[[str], None]
-READABLE = {  # what makes a record readable, by what is wrong with it
+READABLE = {  # the remedy for each fault of a record
     "no_text": "name its column with --column",
     "empty": "name another column with --column",
     "not_json": "write one JSON object a line, or call the file .txt",
@@ -48,26 +48,26 @@ def clean(
     restart: bool = False,
     say: Say = silent,
 ) -> dict[str, Any]:
-    """The report; what is kept lies in out/data/part-*.jsonl, in the order of the input."""
+    """Clean the sources; returns the report. Kept documents are in out/data/part-*.jsonl, in the order of the input."""
     settings, folder = settings or CorpusSettings(), Path(out)
     _check(sources, settings, workers)
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     with locked(folder):
-        begun = (folder / "manifest.json").exists()
+        resumed = (folder / "manifest.json").exists()
         try:
             run = begin(folder, sources, settings, restart=restart, say=say)
-            return _finished(run, workers=workers, say=say)
+            return _finish(run, workers=workers, say=say)
         except HoneError as error:
-            if begun or isinstance(error, WorkerKilled):
+            if resumed or isinstance(error, WorkerKilled):
                 raise
             discard(folder)
-            for path in made:
+            for path in created:
                 path.rmdir()
             raise
 
 
-def _finished(run: CorpusRun, *, workers: int, say: Say) -> dict[str, Any]:
-    """The report of the run, which is there once everything else is."""
+def _finish(run: CorpusRun, *, workers: int, say: Say) -> dict[str, Any]:
+    """Run the stages that are left; returns the report, whose file is written last."""
     finished = run.folder / "report.json"
     if not finished.exists():
         _stages(run, workers=workers, say=say)
@@ -76,13 +76,13 @@ def _finished(run: CorpusRun, *, workers: int, say: Say) -> dict[str, Any]:
         with atomic_write(run.folder / "report.txt") as file:
             file.write(show(report).encode())
         write_json(finished, report)
-    if run.work.exists():  # only once the report is there: it is built from these
+    if run.work.exists():  # not before the report exists, which is built from these files
         shutil.rmtree(run.work)
     return read_json(finished)
 
 
 def _check(sources: Sequence[str], settings: CorpusSettings, workers: int) -> None:
-    """All that can be told to be wrong before anything is written."""
+    """Refuse wrong arguments before anything is written."""
     check_packages(settings)
     if not sources:
         raise HoneError("nothing to clean: name at least one file or folder")
@@ -95,18 +95,18 @@ def _check(sources: Sequence[str], settings: CorpusSettings, workers: int) -> No
 
 
 def _stages(run: CorpusRun, *, workers: int, say: Say) -> None:
-    _over_shards(run, filter_shard, done=".json", workers=workers, say=partial(_said, say, "filter"))
+    _over_shards(run, filter_shard, done=".json", workers=workers, say=partial(_say_shards, say, "filter"))
     _refuse_unreadable(run)
     if not (run.work / "verdict.npy").exists():
         say("copies: compare")
         _find_copies(run, workers=workers)
-    _over_shards(run, finish_shard, done=".kept.json", workers=workers, say=partial(_said, say, "write"))
+    _over_shards(run, finish_shard, done=".kept.json", workers=workers, say=partial(_say_shards, say, "write"))
     if run.settings.vocab is not None and not (run.folder / "tokenizer").exists():
         say("tokenizer: train")
         _train_tokenizer(run)
 
 
-def _said(say: Say, stage: str, done: int, total: int) -> None:
+def _say_shards(say: Say, stage: str, done: int, total: int) -> None:
     say(f"{stage}: {done} of {total} shards")
 
 
@@ -126,7 +126,7 @@ def _over_shards(
 
 
 def _refuse_unreadable(run: CorpusRun) -> None:
-    """Refuse a source from which nothing can be read: it was described wrongly."""
+    """Refuse a source with no readable record: its settings are wrong."""
     for source in run.sources:
         counts = [read_json(run.file(i, ".json")) for i, shard in enumerate(run.shards) if shard.source == source]
         seen = sum(c["documents"] for c in counts)
@@ -138,8 +138,8 @@ def _refuse_unreadable(run: CorpusRun) -> None:
             raise HoneError(f"no record of {source} can be read ({why}): {READABLE.get(most, 'check what is in it')}")
 
 
-def _joined(run: CorpusRun, ending: str) -> NDArray[Any]:
-    """The arrays of all shards as one on disk; [documents, ...]."""
+def _concatenate(run: CorpusRun, ending: str) -> NDArray[Any]:
+    """Concatenate the arrays of all shards on disk, [documents, ...]."""
     parts = [np.load(run.file(i, ending), mmap_mode="r") for i in range(len(run.shards))]
     shape = (sum(map(len, parts)), *parts[0].shape[1:])
     path = run.work / f"all{ending}"
@@ -153,26 +153,26 @@ def _joined(run: CorpusRun, ending: str) -> NDArray[Any]:
 
 
 def _find_copies(run: CorpusRun, *, workers: int) -> None:
-    """verdict.npy: [documents, 2], what kind of copy each one is and of which."""
+    """Write verdict.npy, [documents, 2]: the kind of copy that each document is, and the index of its original."""
     settings, count, tally = run.settings, sum(run.counts), Tally()
     verdict = np.full((count, 2), KEPT, dtype=np.int64)
     size = sum(_passed_bytes(run, i) for i in range(len(run.shards)))
     if settings.exact and count:
         with tally.timed("exact", 0):
-            first = duplicates.first_copies(_joined(run, ".hashes.npy"))
+            first = duplicates.first_copies(_concatenate(run, ".hashes.npy"))
             copies = np.flatnonzero(first != np.arange(count))
             verdict[copies] = np.stack((np.full(len(copies), EXACT), first[copies]), axis=1)
     if settings.near is not None and count:
-        _joined(run, ".signed.npy")
+        _concatenate(run, ".signed.npy")
         rows = np.flatnonzero(verdict[:, 0] == KEPT)
         with atomic_write(run.work / "rows.npy") as file:
             np.save(file, rows)
         number, width = duplicates.bands(settings.near, settings.permutations)
         tasks = [(str(run.work), band, width, settings.near) for band in range(number)]
-        found = list(map_in_processes(_band, tasks, workers=workers))
-        tally.steps["near"] = [0, sum(seconds for _, seconds in found)]
+        bands = list(map_in_processes(_band, tasks, workers=workers))
+        tally.steps["near"] = [0, sum(seconds for _, seconds in bands)]
         with tally.timed("near", 0):
-            original = duplicates.nearest_kept([pairs for pairs, _ in found], count)
+            original = duplicates.nearest_kept([pairs for pairs, _ in bands], count)
         copies = np.flatnonzero(original != np.arange(count))
         verdict[copies] = np.stack((np.full(len(copies), NEAR), original[copies]), axis=1)
     write_json(run.work / "copies.json", {**tally.plain(), "compared": size})
@@ -204,7 +204,7 @@ def kept_texts(run: CorpusRun) -> Iterator[str]:
 
 
 def _train_tokenizer(run: CorpusRun) -> None:
-    """A sample by hash: which texts are in it does not depend on the order or on the workers."""
+    """Train on a sample by hash, which does not depend on the order of texts or the number of workers."""
     total = sum(len(text.encode()) for text in kept_texts(run))
     share = min(1.0, run.settings.bpe_bytes / max(1, total))
     texts = (text for text in kept_texts(run) if share == 1.0 or _chance(text) < share)
@@ -216,5 +216,5 @@ def _train_tokenizer(run: CorpusRun) -> None:
 
 
 def _chance(text: str) -> float:
-    """A number in [0, 1) that belongs to the text."""
+    """A number in [0, 1) by the hash of the text."""
     return int.from_bytes(duplicates.text_hash(text)[:8], "little") / 2**64

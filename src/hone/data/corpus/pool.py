@@ -15,18 +15,18 @@ B = TypeVar("B")
 
 
 class WorkerKilled(HoneError):
-    """A worker process was ended from outside. Finished shards are kept, and the same command goes on."""
+    """A worker process was killed. Finished shards are kept, and the same command goes on."""
 
 
 def _end_with_parent() -> None:
-    """End this worker with its parent: without one it would wait for work for ever."""
+    """End this worker with its parent. Otherwise it would wait for work for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def check_workers(workers: int) -> None:
-    """HoneError where there would be none."""
+    """HoneError if the number of workers is below 1."""
     if workers < 1:
         raise HoneError(f"workers is {workers}: give at least 1")
 

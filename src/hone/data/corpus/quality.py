@@ -1,4 +1,4 @@
-"""The quality rules: each is a number measured on a text, and a limit. Where a limit is a paper's, the rule says whose:
+"""The quality rules: each is a number measured on a text, and a limit. If a limit is from a paper, the rule names it:
 Gopher is Rae et al. 2021, table A1 and appendix A.1.1; C4 is Raffel et al. 2020, section 2.2."""
 
 import re
@@ -18,19 +18,19 @@ STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
 
 
 class Runs(NamedTuple):
-    """The runs of some number of words in a text, by kind."""
+    """The distinct runs of n words in a text."""
 
-    number: int  # of all
-    first: NDArray[np.int64]  # where each kind first occurs
-    counts: NDArray[np.int64]  # how often
+    number: int  # of all runs
+    first: NDArray[np.int64]  # where each distinct run first occurs
+    counts: NDArray[np.int64]  # how often each occurs
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rules share, each computed once and only if a rule asks."""
+    """Facts of a text that rules share. Each is computed once, when a rule first needs it."""
 
     text: str
-    language: str = ""  # "": not asked
+    language: str = ""  # "": not determined
 
     @cached_property
     def words(self) -> list[str]:
@@ -102,13 +102,13 @@ def _alphabetic(facts: Facts) -> float:
 
 
 def _stop_words(facts: Facts) -> float:
-    """How many different ones; a text known to be in another language passes."""
+    """The number of different stop words; a text in another language than English passes."""
     return len(STOP_WORDS.intersection(normal_words(facts.text))) if facts.language in ("", "en") else len(STOP_WORDS)
 
 
 def _line_share(facts: Facts, *, starts: tuple[str, ...] = (), ends: tuple[str, ...] = ()) -> float:
-    found = sum(1 for line in facts.lines if line.startswith(starts) or line.endswith(ends))
-    return found / max(1, len(facts.lines))
+    count = sum(1 for line in facts.lines if line.startswith(starts) or line.endswith(ends))
+    return count / max(1, len(facts.lines))
 
 
 def _copied(parts: list[str], *, by_chars: bool) -> float:
@@ -180,7 +180,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def broken(facts: Facts, limits: Mapping[str, float | None]) -> tuple[str, float] | None:
-    """The first rule that the text breaks, and what was measured."""
+    """The first rule that the text breaks, and the measured value."""
     for rule in RULES:
         limit = limits.get(rule.name, rule.limit)
         if limit is None:

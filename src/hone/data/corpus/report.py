@@ -1,4 +1,4 @@
-"""What was dropped by which rule, with examples; what is kept; the speed of each step; overlap with evaluation sets."""
+"""The report: documents dropped by each rule, with examples; documents kept; speed; overlap with evaluation sets."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from hone.data.corpus.tally import SHOWN, Tally, merge
 
 
 def build_report(run: CorpusRun) -> dict[str, Any]:
-    """Everything but `speed` is the same for any number of workers; documents in = kept + dropped, and bytes too."""
+    """The report as JSON. Only `speed` depends on the workers. In documents and in bytes, read = kept + dropped."""
     total = Tally()
     kept: dict[str, list[int]] = {source: [0, 0, 0, 0] for source in run.sources}
     for i, shard in enumerate(run.shards):
@@ -67,9 +67,9 @@ def _overlap(run: CorpusRun) -> dict[str, Any] | None:
     documents = 0
     for i, shard in enumerate(run.shards):
         hits[shard.source] |= np.unpackbits(np.load(run.file(i, ".hits.npy")), count=index.size).astype(bool)
-        found = read_json(run.file(i, ".kept.json"))["overlap"]
-        documents += found["documents"]
-        for name, shown in found["examples"].items():
+        counts = read_json(run.file(i, ".kept.json"))["overlap"]
+        documents += counts["documents"]
+        for name, shown in counts["examples"].items():
             examples[name] = [*examples.get(name, []), *shown][:SHOWN]
     return {
         "ngram": settings.ngram,
@@ -81,7 +81,7 @@ def _overlap(run: CorpusRun) -> dict[str, Any] | None:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as need be: the first to the left, the others to the right."""
+    """Aligned columns: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip()
@@ -91,7 +91,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def show(report: Mapping[str, Any]) -> str:
-    """The report for reading."""
+    """The report as text."""
     documents, size = report["documents"], report["bytes"]
     rows = [["", "documents", "share", "MB", "limit"], _row("read", documents, documents, size)]
     rows += [_row(f"- {d['rule']}", d["documents"], documents, d["bytes"], d["limit"]) for d in report["dropped"]]
@@ -106,7 +106,7 @@ def show(report: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def show_overlap(found: Mapping[str, Any]) -> str:
+def show_overlap(report: Mapping[str, Any]) -> str:
     """One line for every source and evaluation set, then the examples."""
     head = ["source and evaluation set", "items", "tested", "overlap", "share", "mostly"]
     rows = [
@@ -116,11 +116,11 @@ def show_overlap(found: Mapping[str, Any]) -> str:
             f"{p['share']:.2%}",
             str(p["mostly"]),
         ]
-        for p in found["pairs"]
+        for p in report["pairs"]
     ]
     lines = [
         f"  {name} row {e['row']}: {e['file']} byte {e['at']}: {e['words']}\n"
-        for name, shown in found["examples"].items()
+        for name, shown in report["examples"].items()
         for e in shown
     ]
     return table([head, *rows]) + "".join(lines)

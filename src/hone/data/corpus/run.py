@@ -1,4 +1,4 @@
-"""A cleaning run's folder: its manifest, and where each shard's results lie. Changed settings are refused."""
+"""A cleaning run's folder: its manifest and the files of each shard. Changed settings are refused."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ MODULES = {"py3langid": "py3langid", "alt-profanity-check": "profanity_check", "
 
 @dataclass(frozen=True)
 class CorpusRun:
-    """What the manifest says."""
+    """A run as its manifest describes it."""
 
     folder: Path
     settings: CorpusSettings
@@ -40,12 +40,12 @@ class CorpusRun:
 
     @property
     def data(self) -> Path:
-        """What is kept, once all of it is there."""
+        """The kept documents, once they are complete."""
         return self.folder / "data"
 
     @property
     def written(self) -> Path:
-        """The same while it is written: a run that was killed leaves no half of a corpus under the name of a whole."""
+        """Where they are written before that: a killed run leaves no half of a corpus in `data`."""
         return self.work / "data"
 
     def file(self, shard: int, ending: str) -> Path:
@@ -53,11 +53,11 @@ class CorpusRun:
         return self.work / f"{shard:06d}{ending}"
 
     def part(self, shard: int) -> Path:
-        """What is kept of one shard."""
+        """The kept documents of one shard."""
         return (self.data if self.data.exists() else self.written) / f"part-{shard:06d}.jsonl"
 
     def publish(self) -> None:
-        """Every part is written: they take their place together."""
+        """Move all parts to `data` at once, when every part is written."""
         if not self.data.exists():
             self.written.rename(self.data)
 
@@ -145,7 +145,7 @@ def begin(
 
 @lru_cache(4)
 def load(folder: Path, digest: str) -> CorpusRun:
-    """Read once in a process; the hash tells a folder that was begun anew."""
+    """The run of a folder, read once in a process. The hash distinguishes a run that was started anew."""
     manifest = read_json(folder / "manifest.json")
     return CorpusRun(
         folder=folder,
@@ -157,7 +157,7 @@ def load(folder: Path, digest: str) -> CorpusRun:
 
 
 def discard(folder: Path) -> None:
-    """Remove what a run has made that cannot go on: its input or its settings have to change first."""
+    """Remove the files of a run that cannot go on unless its input or settings change."""
     if (folder / "manifest.json").exists():
         _wipe(folder)
     (folder / LOCK).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a cleaning run is asked to do. Everything that changes the output is a field here, and so part of its hash."""
+"""The settings of a cleaning run. Everything that changes the output is a field here, and so part of the hash."""
 
 import math
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class CorpusSettings:
     evals: tuple[str, ...] = ()
     eval_fields: tuple[str, ...] = ()  # columns of an evaluation row; empty: every text in it
     ngram: int = 13
-    short: int = 8  # evaluation texts of fewer words than ngram are looked for whole, down to this
+    short: int = 8  # evaluation texts with fewer words than ngram are searched as a whole, down to this length
     drop_overlap: bool = False
     vocab: int | None = None  # train a BPE of this size on what is kept
     bpe_bytes: int = 256 << 20  # the tokenizer is trained on a sample of at most about this much text
@@ -65,7 +65,7 @@ class CorpusSettings:
             )
 
     def plain(self) -> dict[str, Any]:
-        """The settings as JSON keeps them. Rules that were not named have their default."""
+        """The settings as JSON. Rules that were not named have their default."""
         return {**asdict(self), "rules": {**_rules(), **self.rules}}
 
     @classmethod

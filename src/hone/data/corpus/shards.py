@@ -44,10 +44,10 @@ def filter_shard(task: Task) -> None:
 
 def read(shard: Shard, settings: CorpusSettings, tally: Tally) -> Iterator[Document]:
     """The shard's documents, counted; the first bad one is an error if the settings are strict."""
-    found = documents.read(shard, column=settings.column, split=settings.split, limit=settings.max_document)
+    records = documents.read(shard, column=settings.column, split=settings.split, limit=settings.max_document)
     while True:
         with tally.timed("read", 0):
-            document = next(found, None)
+            document = next(records, None)
         if document is None:
             return
         tally.add_document(document.size)
@@ -59,7 +59,7 @@ def read(shard: Shard, settings: CorpusSettings, tally: Tally) -> Iterator[Docum
 
 
 def _sketches(kept: list[Document], settings: CorpusSettings, tally: Tally) -> tuple[list[bytes], NDArray[np.uint32]]:
-    """What copies are found by; empty for a step that is off."""
+    """Hashes and signatures, by which copies are found; empty for a step that is off."""
     size = sum(document.size for document in kept)
     hashes: list[bytes] = []
     signed = np.empty((0, settings.permutations), dtype=np.uint32)
@@ -84,7 +84,7 @@ def _save(path: Path, values: Any) -> None:
 
 @lru_cache(1)
 def index_of(evals: tuple[str, ...], fields: tuple[str, ...], n: int, short: int) -> overlap.Index:
-    """Built once in a process."""
+    """The index of the evaluation sets, built once in a process."""
     return overlap.build({name: overlap.read_items(name, fields) for name in evals}, n=n, short=short)
 
 
@@ -95,7 +95,7 @@ def _index(settings: CorpusSettings) -> overlap.Index | None:
 
 
 class Overlaps:
-    """What of the evaluation sets the documents of one shard hold."""
+    """The runs of evaluation sets that occur in the documents of one shard."""
 
     def __init__(self, index: overlap.Index | None) -> None:
         self.index = index
@@ -104,14 +104,14 @@ class Overlaps:
         self.examples: dict[str, list[dict[str, Any]]] = {}
 
     def look(self, texts: Sequence[str], *, file: str, places: Sequence[int]) -> dict[int, str]:
-        """For every text that overlaps, the first words it shares with an item of an evaluation set."""
-        found = self.index.find(texts) if self.index else {}
-        self.documents += len(found)
-        for which in sorted(found):
-            for run, words in found[which]:
+        """For every text that overlaps, the first run that it shares with an item of an evaluation set."""
+        runs_by_text = self.index.find(texts) if self.index else {}
+        self.documents += len(runs_by_text)
+        for which in sorted(runs_by_text):
+            for run, words in runs_by_text[which]:
                 self.hits[run] = True
                 self._show(run, {"file": file, "at": places[which], "words": words})
-        return {which: runs[0][1] for which, runs in found.items()}
+        return {which: runs[0][1] for which, runs in runs_by_text.items()}
 
     def _show(self, run: int, place: dict[str, Any]) -> None:
         assert self.index is not None
@@ -123,7 +123,7 @@ class Overlaps:
 
 
 def finish_shard(task: Task) -> None:
-    """Leave out what verdict.npy names as copies and, if asked, what overlaps; the counts go to N.kept.json."""
+    """Drop the copies of verdict.npy and, if the settings say so, texts that overlap; counts go to N.kept.json."""
     run = load(Path(task[0]), task[1])
     number, shard, settings = task[2], run.shards[task[2]], run.settings
     base = sum(run.counts[:number])
@@ -148,7 +148,7 @@ def finish_shard(task: Task) -> None:
 
 
 def _row_batches(path: Path, verdict: NDArray[np.int64]) -> Iterator[list[dict[str, Any]]]:
-    """The rows of a filtered shard, with what kind of copy each one is and of which."""
+    """The rows of a filtered shard in batches, each row with its kind of copy and its original."""
     with open(path, "rb") as lines:
         rows: list[dict[str, Any]] = []
         held = 0

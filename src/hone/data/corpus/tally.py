@@ -10,7 +10,7 @@ CUT = 160  # characters of an example
 
 
 class Tally:
-    """Added up while a shard is worked on; `plain` is what is stored."""
+    """The counts of a shard in work. `plain` is the form that is stored."""
 
     def __init__(self) -> None:
         self.documents = 0
@@ -35,7 +35,7 @@ class Tally:
 
     @contextmanager
     def timed(self, step: str, size: int) -> Iterator[None]:
-        """Processor time, not the clock's: cores may be shared."""
+        """Add processor time. Elapsed time would count what others do on the same cores."""
         began = time.process_time()
         yield
         totals = self.steps.setdefault(step, [0, 0.0])
@@ -43,7 +43,7 @@ class Tally:
         totals[1] += time.process_time() - began
 
     def plain(self) -> dict[str, Any]:
-        """The tally as JSON keeps it."""
+        """The tally as JSON."""
         return dict(vars(self))
 
 

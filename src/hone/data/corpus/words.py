@@ -1,4 +1,4 @@
-"""Texts as words: what is compared when texts are compared, and hashes of runs of words."""
+"""Texts as words: the normal form in which texts are compared, and hashes of runs of words."""
 
 import re
 import unicodedata

@@ -1,8 +1,8 @@
-r"""Single expressions: the names and letters in them, and what of them may reach the parser.
+r"""Single expressions: their names and letters, and which of them the parser may read.
 
-SymPy would compute `9^{9^{9^{9}}}` if it were asked. Only known commands, bounded in length, depth, powers, factorials
-and digits, pass `safe_for_parser`. It gives one spelling, with every product of a number and a bracket written out: the
-parser reads `3(2)` and `3 4` as sums.
+SymPy would try to compute `9^{9^{9^{9}}}`. `safe_for_parser` passes only known commands, and bounds length, depth,
+powers, factorials and digits. It writes out every product of a number and a bracket, because the parser reads `3(2)`
+and `3 4` as sums.
 """
 
 import re
@@ -30,12 +30,12 @@ class Refused(Exception):
 
 
 def safe_for_parser(text: str) -> str:
-    """The expression as the parser may have it; Refused otherwise."""
+    """The expression in the spelling that the parser reads right; Refused if it is not safe."""
     if len(text) > MAX_LENGTH:
         raise Refused(f"it has more than {MAX_LENGTH} characters")
     tokens = _tokens(_BARE.sub(r"\\\1 ", text))
-    _bounded(tokens)
-    return " ".join(_spelt(_grouped(tokens)))
+    _check_bounds(tokens)
+    return " ".join(_write_out(_round_brackets(tokens)))
 
 
 def words(text: str) -> list[str]:
@@ -44,13 +44,13 @@ def words(text: str) -> list[str]:
 
 
 def symbols(text: str) -> set[str]:
-    r"""The variables of an expression: letters and Greek ones, but neither e, i nor \pi."""
-    found = {t.removeprefix("\\") for t in _TOKEN.findall(_BARE.sub(r"\\\1 ", text)) if t[-1].isalpha()}
-    return {t for t in found if (len(t) == 1 and t not in "ei") or t in GREEK.split()}
+    r"""The variables of an expression: Latin and Greek letters, but neither e, i nor \pi."""
+    names = {t.removeprefix("\\") for t in _TOKEN.findall(_BARE.sub(r"\\\1 ", text)) if t[-1].isalpha()}
+    return {t for t in names if (len(t) == 1 and t not in "ei") or t in GREEK.split()}
 
 
 def _tokens(text: str) -> list[str]:
-    found, position = list[str](), 0
+    tokens, position = list[str](), 0
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
@@ -61,15 +61,15 @@ def _tokens(text: str) -> list[str]:
             raise Refused(f"it has the command {token}")
         if _NUMBER.fullmatch(token) and len(token) > MAX_DIGITS:
             raise Refused(f"it has a number of more than {MAX_DIGITS} digits")
-        found += [token] if token.strip() else []
-    if not found or found[0] in ("^", "*", "/", "!", "_", ")", "}") or found[-1] in ("^", "*", "/", "+", "-", "_"):
+        tokens += [token] if token.strip() else []
+    if not tokens or tokens[0] in ("^", "*", "/", "!", "_", ")", "}") or tokens[-1] in ("^", "*", "/", "+", "-", "_"):
         raise Refused("it is no whole expression")
-    if len(found) > MAX_TOKENS:
+    if len(tokens) > MAX_TOKENS:
         raise Refused(f"it has more than {MAX_TOKENS} symbols")
-    return found
+    return tokens
 
 
-def _bounded(tokens: list[str]) -> None:
+def _check_bounds(tokens: list[str]) -> None:
     _weigh(tokens, 0, "", MAX_DEPTH)
     if tokens.count("!") > MAX_FACTORIALS:
         raise Refused(f"it has more than {MAX_FACTORIALS} factorials")
@@ -79,7 +79,7 @@ def _weigh(tokens: list[str], start: int, closer: str, depth: int) -> tuple[int,
     """Where a group ends, and the product of the exponents that are nested in it."""
     if depth == 0:
         raise Refused(f"it is nested more than {MAX_DEPTH} deep")
-    position, heaviest, last = start, 1, 1  # last: the weight of what an exponent would stand on
+    position, heaviest, last = start, 1, 1  # last: the weight of the base of a next exponent
     while position < len(tokens) and tokens[position] != closer:
         token, first = tokens[position], position
         if token in _CLOSES:
@@ -146,37 +146,37 @@ def _binomial(after: list[str]) -> None:
         raise Refused(f"it has a binomial of something else than numbers up to {MAX_FACTORIAL}")
 
 
-def _grouped(tokens: list[str]) -> list[str]:
-    """Braces and brackets that are no argument as round ones, for the parser reads `5{6}` and `5[6]` as sums."""
-    found, opened, awaited = list[str](), list[str | None](), False  # awaited: a command's second argument
+def _round_brackets(tokens: list[str]) -> list[str]:
+    """Make braces and brackets round unless they hold an argument: the parser reads `5{6}` and `5[6]` as sums."""
+    out, opened, awaited = list[str](), list[str | None](), False  # awaited: a command's second argument
     for before, token in zip(["", *tokens], tokens, strict=False):
-        found.append(token)
+        out.append(token)
         if token in ("{", "["):
             argument = before == r"\sqrt" or (token == "{" and (awaited or before in _TAKES))
             opened.append((before if not awaited else "") if argument else None)
-            found[-1] = token if argument else "("
+            out[-1] = token if argument else "("
         awaited = False
         if token in ("}", "]"):
             command = opened.pop()
-            found[-1] = ")" if command is None else token
+            out[-1] = ")" if command is None else token
             awaited = command in (r"\frac", r"\binom") or (command == r"\sqrt" and token == "]")
-    return found
+    return out
 
 
-def _spelt(tokens: list[str]) -> list[str]:
-    """Decimals and quotients of two numbers as fractions, products with numbers written out."""
-    found = list[str]()
+def _write_out(tokens: list[str]) -> list[str]:
+    """Write decimals and quotients of two numbers as fractions, and products with numbers as products."""
+    out = list[str]()
     for i, token in enumerate(tokens):
-        before = "" if not i or tokens[i - 2 : i - 1] == ["_"] else found[-1]  # a subscript ends with one symbol
+        before = "" if not i or tokens[i - 2 : i - 1] == ["_"] else out[-1]  # a subscript ends with one symbol
         number = _NUMBER.fullmatch(token) is not None
         if number and before and _NUMBER.fullmatch(tokens[i - 1]):
             raise Refused("it has two numbers side by side")
-        joined = before[-1:] in (")", "]") or (before[-1:] == "}" and _is_value(tokens[:i]))
+        after_value = before[-1:] in (")", "]") or (before[-1:] == "}" and _is_value(tokens[:i]))
         product = token == "(" and (before[:1].isdigit() or before == r"\pi") and not _is_power(tokens[:i])
-        if (number and joined) or product:
-            found.append(r"\cdot")
-        found.append(f"{{{token}}}" if before == "_" and token != "{" else _exact(token) if number else token)
-    return _quotients(found)
+        if (number and after_value) or product:
+            out.append(r"\cdot")
+        out.append(f"{{{token}}}" if before == "_" and token != "{" else _exact(token) if number else token)
+    return _quotients(out)
 
 
 def _is_power(before: list[str]) -> bool:
@@ -185,7 +185,7 @@ def _is_power(before: list[str]) -> bool:
 
 
 def _is_value(before: list[str]) -> bool:
-    """Whether the brace that closed last was an exponent's or a whole fraction's, not a first argument or base."""
+    """Whether the last brace closed an exponent or a whole fraction, and not a first argument or a base."""
     depth = 0
     for i in range(len(before) - 1, -1, -1):
         depth += (before[i] == "}") - (before[i] == "{")
@@ -202,19 +202,19 @@ def _exact(number: str) -> str:
 
 
 def _quotients(tokens: list[str]) -> list[str]:
-    """`1/2 x` is half of x."""
-    found = list[str]()
+    """Write quotients of numbers as fractions, so that `1/2 x` is half of x."""
+    out = list[str]()
     for token in tokens:
-        if len(found) > 1 and found[-1] == "/" and token.isdigit() and found[-2].isdigit():
-            if len(found) > 2 and found[-3] == "/":
+        if len(out) > 1 and out[-1] == "/" and token.isdigit() and out[-2].isdigit():
+            if len(out) > 2 and out[-3] == "/":
                 raise Refused("it has a quotient that can be read in two ways")
-            if len(found) > 2 and found[-3] in ("^", "_"):  # x^2/4 is a quarter of x^2
-                found[-1:] = [r"\cdot", rf"\frac{{1}}{{{token}}}"]
+            if len(out) > 2 and out[-3] in ("^", "_"):  # x^2/4 is a quarter of x^2
+                out[-1:] = [r"\cdot", rf"\frac{{1}}{{{token}}}"]
             else:
-                found[-2:] = [rf"\frac{{{found[-2]}}}{{{token}}}"]
+                out[-2:] = [rf"\frac{{{out[-2]}}}{{{token}}}"]
         else:
-            found.append(token)
-    return found
+            out.append(token)
+    return out
 
 
 _LETTER = rf"(?:[A-Za-z]|\\(?:{'|'.join(GREEK.split())})(?![a-z]))"
@@ -246,21 +246,21 @@ LABEL = re.compile(  # "Answer: ", "the ordered pair "
     rf"^(?:the )?(?:final )?answer ?[:=] ?|^(?:the )?(?:ordered )?(?:{_KINDS.replace(' ', '|')})s? (?=[-$\\(\[{{0-9])",
     re.I,
 )
-# words that change the number, deny it or make a condition of it; not those that only count or compare things
+# words that change the number, deny it or make it a condition; not words that only count or compare
 _CONDITIONS = "if when suppose assume assuming might may could guess never isn square cube"
 _HARMLESS = "and to is are was least most one two three four five six seven eight nine ten"
 _UNSAID = {*CHANGING, *DENIES, *_CONDITIONS.split()} - {*_HARMLESS.split()}
 
 
 def stated_value(text: str) -> str:
-    """What a sentence says of something: "34" of "The largest n is 34"."""
+    """The value that a sentence states: "34" in "The largest n is 34"."""
     text = LABEL.sub("", text)
     for _ in range(2):
-        found = _SENTENCE.match(text)
-        lead = found.group(1).lower().replace("that could be", "") if found else ""
-        if found is None or {*re.findall(r"[a-z]+", lead)} & _UNSAID:
+        sentence = _SENTENCE.match(text)
+        lead = sentence.group(1).lower().replace("that could be", "") if sentence else ""
+        if sentence is None or {*re.findall(r"[a-z]+", lead)} & _UNSAID:
             break
-        text = text[found.end() :]
+        text = text[sentence.end() :]
     return text
 
 
@@ -274,10 +274,10 @@ def letters(text: str) -> set[str]:
 
 
 def left_name(text: str) -> str | None:
-    """The name that the left side of an equation is, "" for words such as "Area"; None where it is something else."""
+    """The name on the left side of an equation, "" for words such as "Area", None for anything else."""
     if _NAME.fullmatch(text) and not _SQUARED.match(text):
         entries = [letter.strip("\\ ") for letter in text.strip("()").split(",")]
-        in_order = text[0] != "(" or entries == sorted(entries)  # (y,x)=(1,2) says another thing than (1,2)
+        in_order = text[0] != "(" or entries == sorted(entries)  # (y,x)=(1,2) differs from (1,2)
         return re.sub(r"[ {}]", "", text) if in_order else None
     words = {*text.lower().split()}
     return "" if _PROSE.fullmatch(text) and not words & {*_UNSAID, *FUNCTIONS.split()} else None

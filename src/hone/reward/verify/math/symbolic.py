@@ -1,8 +1,8 @@
 """Equality of two expressions by SymPy, in a process that may be ended at any time.
 
-Read by `latex2sympy2_extended`, the parser of `math-verify`; then compared by value with 150 digits: constants as they
-are, others at six points. Equal values at six random points of 150 digits are no accident for expressions of this size,
-unlike answers of `simplify`, which may take minutes. This file and what it imports is all that the process loads.
+`latex2sympy2_extended`, the parser of `math-verify`, reads both. Their values are compared with 150 digits: constants
+once, other expressions at six points. Equal values at six such points are no accident for expressions of this size.
+`simplify` may take minutes. The process loads only this file and its imports.
 """
 
 import gc
@@ -21,9 +21,9 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from hone.reward.workers.supervisor import supervise
 
 DIGITS, AGREE, CPU_SECONDS, MEMORY = 150, sympy.Float(10) ** -110, 1.0, 256 << 20
-SLOW, NICE = 0.1, 10  # seconds of processor time, after which a call goes on behind others; not so far that it stands
+SLOW, NICE = 0.1, 10  # after SLOW seconds of processor time a call gets lower priority, but not so low that it stops
 _CONFIG = ConversionConfig(lowercase_symbols=False)
-# Fractions on both sides of zero, which no short expression has as a root or a pole; an offset comes to them.
+# Fractions on both sides of zero that are no root or pole of a short expression; an offset is added to them.
 _POINTS = ((7, 5), (-11, 7), (23, 13), (-31, 17), (43, 11), (-5, 19))
 _WARM = (
     *(r"3 \sqrt { 13 }", r"6 - 5 i", r"\cot x", r"\frac { 11 + 9 a } { 20 }", r"2 ^ { 10 }", "x * y", "3 x ^ 2", "5 !"),
@@ -34,20 +34,20 @@ _WARM = (
 
 
 class UnreadableExpression(Exception):
-    """The parser has no meaning for the text."""
+    """The parser cannot read the text."""
 
 
 def read(text: str) -> Any:
     """The expression, with i for the imaginary unit; UnreadableExpression where the parser refuses it."""
     try:
-        found = latex2sympy(text, normalization_config=None, conversion_config=_CONFIG)
+        expression = latex2sympy(text, normalization_config=None, conversion_config=_CONFIG)
     except MemoryError:
         raise
     except Exception as error:
         raise UnreadableExpression from error
-    if not isinstance(found, sympy.Expr):
+    if not isinstance(expression, sympy.Expr):
         raise UnreadableExpression
-    return found.subs(sympy.Symbol("i"), sympy.I) if found.has(sympy.Symbol("i")) else found
+    return expression.subs(sympy.Symbol("i"), sympy.I) if expression.has(sympy.Symbol("i")) else expression
 
 
 def difference(text: str) -> Any:
@@ -59,10 +59,10 @@ def difference(text: str) -> Any:
 def value(expression: Any, point: dict[Any, Any]) -> Any:
     """The number at a point, None where there is none."""
     try:
-        found = sympy.N(expression, DIGITS, subs=point)
+        number = sympy.N(expression, DIGITS, subs=point)
     except (ValueError, TypeError, ArithmeticError, AttributeError, NotImplementedError, RecursionError):
         return None
-    return found if found.is_number and found.is_finite else None
+    return number if number.is_number and number.is_finite else None
 
 
 def close(a: Any, b: Any) -> bool:
@@ -71,13 +71,13 @@ def close(a: Any, b: Any) -> bool:
 
 
 def offset(gold: str, answer: str) -> Any:
-    """Between 0 and 0.1, by both texts: an answer cannot be made to have the gold one's values where it is tried."""
+    """Between 0 and 0.1, by a hash of both texts: nobody can fit an answer to the gold values at known points."""
     digest = hashlib.sha256(f"{gold}\0{answer}".encode()).digest()
     return sympy.Rational(1 + int.from_bytes(digest[:4], "big") % 9973, 99_991)
 
 
 def equal(gold: Any, answer: Any, shift: Any = 0) -> bool:
-    """The same constant, or the same value wherever the gold one is real, or everywhere if it nowhere is."""
+    """The same constant, or equal values at all points where the gold one is real; at all points if it nowhere is."""
     if gold == answer:
         return True
     if gold.is_infinite or answer.is_infinite:
@@ -85,36 +85,36 @@ def equal(gold: Any, answer: Any, shift: Any = 0) -> bool:
     names = sorted(gold.free_symbols | answer.free_symbols, key=str)
     if not names:
         return _constants(gold, answer)
-    pairs = _sampled(gold, answer, names, shift)
+    pairs = _values(gold, answer, names, shift)
     real = [(a, b) for a, b in pairs if a.is_real]
     pairs = real or pairs
     return len(pairs) >= 2 and all(b is not None and close(a, b) for a, b in pairs)
 
 
-def _sampled(gold: Any, answer: Any, names: list[Any], shift: Any) -> list[tuple[Any, Any]]:
-    found = list[tuple[Any, Any]]()
+def _values(gold: Any, answer: Any, names: list[Any], shift: Any) -> list[tuple[Any, Any]]:
+    pairs = list[tuple[Any, Any]]()
     for turn in range(len(_POINTS)):
         turned = _POINTS[turn:] + _POINTS[:turn]
         spread = {x: sympy.Rational(*turned[i % 6]) + sympy.Rational(i, 29) + shift for i, x in enumerate(names)}
         at = value(gold, spread)
-        found += [] if at is None else [(at, value(answer, spread))]
-    return found
+        pairs += [] if at is None else [(at, value(answer, spread))]
+    return pairs
 
 
 def _constants(gold: Any, answer: Any) -> bool:
     exact = [part.doit() for part in (gold, answer)]
     if all(part.is_Rational for part in exact):
         return exact[0] == exact[1]
-    if exact[0].is_zero or exact[1].is_zero:  # where nothing is left of a relative difference
+    if exact[0].is_zero or exact[1].is_zero:  # a relative difference from zero says nothing
         return _vanishes(exact[0] - exact[1])
     a, b = (value(part, {}) for part in exact)
     return a is not None and b is not None and close(a, b)
 
 
 def _vanishes(expression: Any) -> bool:
-    """Whether its terms cancel to the last of all digits, and SymPy has nothing to say against zero."""
+    """Whether its terms cancel to the last digit, and SymPy does not show that it differs from zero."""
     parts = sympy.N(expression, DIGITS).as_real_imag()
-    cancels = all(part == 0 or getattr(part, "_prec", 0) == 1 for part in parts)  # 1: no digit is known
+    cancels = all(part == 0 or getattr(part, "_prec", 0) == 1 for part in parts)  # 1: no digit is certain
     return cancels and expression.equals(0) is not False
 
 
@@ -130,9 +130,9 @@ def ordered(gold: Any, answer: Any, shift: Any = 0) -> bool:
 
 
 def _factor(gold: Any, answer: Any, shift: Any) -> Any:
-    """The number that makes one of the other, None where there is none."""
+    """The number k with gold = k answer, None where there is none."""
     names = sorted(gold.free_symbols | answer.free_symbols, key=str)
-    pairs = _sampled(gold, answer, names, shift) if names else []
+    pairs = _values(gold, answer, names, shift) if names else []
     if len(pairs) < 3 or any(b is None or a == 0 or b == 0 for a, b in pairs):
         return None
     first = pairs[0][0] / pairs[0][1]
@@ -154,10 +154,10 @@ def _decimal(text: str) -> tuple[Any, Any]:
 
 
 def _affordable(reader: Any, text: str) -> bool:
-    """Read and evaluate the gold answer as if it were the other one, too: what is left must do for an equal answer."""
+    """Read the gold answer and evaluate it twice, as if it were the other one, too; an equal answer costs as much."""
     gold = reader(text)
     names = sorted(gold.free_symbols, key=str)
-    return bool(_sampled(gold, gold, names, 0) if names else [value(gold.doit(), {}) for _ in range(2)])
+    return bool(_values(gold, gold, names, 0) if names else [value(gold.doit(), {}) for _ in range(2)])
 
 
 _KINDS = {
@@ -169,7 +169,7 @@ _KINDS = {
 
 
 def judge(call: dict[str, str]) -> dict[str, Any]:
-    """The verdict on a call of `kind`, `gold` and `answer`; "gold" where the gold one cannot be read."""
+    """The verdict on a call of `kind`, `gold` and `answer`; "unreadable" if the gold one cannot be read."""
     reader, answers, same = _KINDS[call["kind"]]
     try:
         gold = reader(call["gold"])
@@ -184,7 +184,7 @@ def judge(call: dict[str, str]) -> dict[str, Any]:
 
 
 def work(call: bytes) -> bytes:
-    """One call; the kernel ends a process that takes more than its processor time, in the midst of C too."""
+    """Answer one call. The kernel ends a process that exceeds its processor time, even inside C code."""
     slow = list[int]()
 
     def step_back(number: int, frame: object) -> None:
@@ -195,24 +195,24 @@ def work(call: bytes) -> bytes:
     signal.setitimer(signal.ITIMER_VIRTUAL, SLOW)
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
-        said = judge(json.loads(call))
+        verdict = judge(json.loads(call))
     except (MemoryError, RecursionError) as error:
-        said = {"failed": type(error).__name__}
+        verdict = {"failed": type(error).__name__}
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
-    return json.dumps({**said, "slow": bool(slow)}).encode()
+    return json.dumps({**verdict, "slow": bool(slow)}).encode()
 
 
 def serve(number: int) -> None:
-    """A supervisor with a worker of this process's memory for every socket that comes in; ends with the connection."""
+    """Fork a supervisor and its worker for every socket that comes in; return when the connection closes."""
     control = socket.socket(fileno=number)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors that have ended leave nothing behind
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors that end leave no zombies
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which then lets us go
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which then closes the connection
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for text in _WARM:  # the parser learns its tables from what it reads; what is forked later knows them
+    for text in _WARM:  # the parser builds its tables as it reads; processes that are forked later have them
         equal(read(text), read(text) + 1)
     gc.freeze()  # a collection in a child would copy all memory that it shares
     control.sendall(b".")  # it is ready

@@ -1,8 +1,8 @@
 """Processes that compare expressions: as many as there are calls at a time, forked from one that has imported SymPy.
 
-Any thread may ask. The limit of a call is processor time, which the kernel counts and ends the process at, whatever it
-is doing: a busy machine makes no call fail. The clock on the wall is only there for a machine or process that stands
-still. The first call starts the processes, which takes seconds that are not its own.
+Any thread may ask. A call is limited by processor time. The kernel counts it and ends the process at the limit, so a
+busy machine makes no call fail. A limit of elapsed time only catches a machine or process that hangs. The first call
+starts the processes; these seconds do not count as the call's.
 """
 
 import importlib.util
@@ -21,12 +21,12 @@ from hone.errors import HoneError
 from hone.reward.workers.supervisor import ANSWERED, TIMED_OUT, Closed, pair, receive, send
 
 START_SECONDS = 120.0
-WALL_SECONDS = 300.0  # for one call, whose processor time is limited by `symbolic.CPU_SECONDS`
-END_SECONDS = 2.0  # from the end of its connection to that of a process that only forks
-GRACE = 5.0  # more for the supervisor to say so
+WALL_SECONDS = 300.0  # elapsed, of one call; `symbolic.CPU_SECONDS` limits its processor time
+END_SECONDS = 2.0  # from the end of its connection until the process that forks has to end
+GRACE = 5.0  # more seconds for the supervisor to report it
 MOST = 16  # calls at a time; others wait
-MEMORY = 4096  # calls that are known to exhaust a process
-OUTSIDE = (b"SIGKILL", b"SIGTERM", b"SIGINT", b"SIGHUP")  # signals that no call brings on itself
+MEMORY = 4096  # how many calls that exhaust a process are remembered
+OUTSIDE = (b"SIGKILL", b"SIGTERM", b"SIGINT", b"SIGHUP")  # signals that a call cannot cause
 MODULES = ("sympy", "latex2sympy2_extended")
 # A package without its __init__, which would import torch.
 _START = """
@@ -48,7 +48,7 @@ class Exhausted(NoVerdict):
 
 
 def missing() -> str:
-    """What to do where the library is not installed, else ""."""
+    """The remedy if the library is not installed, else ""."""
     absent = [name for name in MODULES if importlib.util.find_spec(name) is None]
     return f"{absent[0]} is not installed: pip install 'hone[math]'" if absent else ""
 
@@ -61,90 +61,90 @@ class Workers:
         self._idle = list[socket.socket]()
         self._slots, self._lock = threading.BoundedSemaphore(MOST), threading.Lock()
         self._control: socket.socket | None = None
-        self._asked = dict[bytes, Future[dict[str, Any]]]()  # under way, and what exhausted its process
+        self._calls = dict[bytes, Future[dict[str, Any]]]()  # running calls, and calls that exhausted their process
 
     def ask(self, call: dict[str, str]) -> dict[str, Any]:
-        """What a worker says about the call; Exhausted where that needs too much, NoVerdict where the machine failed.
+        """A worker's verdict on the call; Exhausted if the call needs too much, NoVerdict if the machine failed.
 
-        The same call from several threads is one, and one that is known to exhaust a process is not tried again.
+        Threads with the same call share one. A call that is known to exhaust a process is not tried again.
         """
         content, ours = json.dumps(call).encode(), Future[dict[str, Any]]()
         with self._lock:
-            found = self._asked.setdefault(content, ours)
-        if found is not ours:
-            return found.result()
+            shared = self._calls.setdefault(content, ours)
+        if shared is not ours:
+            return shared.result()
         try:
             ours.set_result(self._answer(content))
         except BaseException as error:
             ours.set_exception(error)
         with self._lock:
-            if not isinstance(ours.exception(), Exhausted) or len(self._asked) > MEMORY:
-                del self._asked[content]
+            if not isinstance(ours.exception(), Exhausted) or len(self._calls) > MEMORY:
+                del self._calls[content]
         return ours.result()
 
     def _answer(self, call: bytes) -> dict[str, Any]:
         with self._slots:
-            about, content = self._through(call)
+            about, content = self._exchange(call)
         how = content.decode(errors="replace")
         if about == TIMED_OUT:
             raise NoVerdict(f"timed out: the process that compares made no end within {self._wall:g} s")
-        said: dict[str, Any] = json.loads(content) if about == ANSWERED else {"failed": how}
-        if "failed" not in said:
-            return said
+        verdict: dict[str, Any] = json.loads(content) if about == ANSWERED else {"failed": how}
+        if "failed" not in verdict:
+            return verdict
         if content in OUTSIDE:
             raise NoVerdict(f"crashed: the process that compares was ended from outside ({how})")
         if content == b"SIGPROF":
             raise Exhausted("timed out: comparing takes more processor time than it may have")
-        raise Exhausted(f"crashed: comparing takes its process down ({said['failed']})")
+        raise Exhausted(f"crashed: comparing takes its process down ({verdict['failed']})")
 
-    def _through(self, call: bytes) -> tuple[float, bytes]:
-        for _ in range(3):  # supervisors, and the process that forks them, may have been ended between two calls
-            end = self._taken()
+    def _exchange(self, call: bytes) -> tuple[float, bytes]:
+        for _ in range(3):  # the supervisor, or the process that forks them, may have been killed since the last call
+            end = self._take()
             try:
                 send(end, call, self._wall)
                 end.settimeout(self._wall + GRACE)
                 content, about = receive(end)
             except Closed as error:
-                end.close()  # at which its supervisor ends it
+                end.close()  # its supervisor then ends the worker
                 if isinstance(error.__cause__, TimeoutError):
                     return TIMED_OUT, b""
                 self._drop()
             else:
-                self._put_back(end, spent=b'"slow": true' in content)
+                self._put_back(end, lowered=b'"slow": true' in content)
                 return about, content
         raise NoVerdict("crashed: the processes that compare expressions were ended from outside")
 
-    def _put_back(self, end: socket.socket, *, spent: bool) -> None:
-        """For the next call; not if its process has stepped back behind all others, which it cannot undo."""
+    def _put_back(self, end: socket.socket, *, lowered: bool) -> None:
+        """Keep the worker for the next call, unless its priority was lowered, which cannot be undone."""
         with self._lock:
-            if not spent:
+            if not lowered:
                 self._idle.append(end)
                 return
         end.close()
 
-    def _taken(self) -> socket.socket:
+    def _take(self) -> socket.socket:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-            self._control = self._control or _started()
+            self._control = self._control or _start()
             ours, theirs = pair()
             with theirs:
                 try:
                     socket.send_fds(self._control, [b"."], [theirs.fileno()])
-                except OSError:  # found out by the call, which then starts another
+                except OSError:  # the call then fails to send, and starts another
                     self._control = None
             return ours
 
     def _drop(self) -> None:
-        """Drop the workers. One that waits for a call may have been ended, too."""
+        """Drop all idle workers: they may have been killed, too."""
         with self._lock:
             ends, self._idle = self._idle, []
         for end in ends:
             end.close()
 
 
-def _started() -> socket.socket:
-    """The connection to a process that forks supervisors, which ends when it is closed."""
+def _start() -> socket.socket:
+    """Start the process that forks supervisors; the connection to it. It ends when the connection is closed."""
     absent = missing()
     if absent:
         raise HoneError(absent)
@@ -158,12 +158,12 @@ def _started() -> socket.socket:
     ours.settimeout(START_SECONDS)
     if not ours.recv(1):
         raise HoneError(f"the processes that compare expressions did not start (exit code {process.wait()}): see above")
-    weakref.finalize(ours, _reap, process).atexit = False  # at the exit of all nobody closes the connection before
+    weakref.finalize(ours, _reap, process).atexit = False  # at exit the connection would still be open
     return ours
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Waits for its end. Of a cycle of garbage Python closes the connection only after this, so it is ended then."""
+    """Wait for the process to end, and kill it if its connection stays open, as in a cycle of garbage."""
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
