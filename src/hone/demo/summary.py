@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,6 @@ NAMES = {
     "ppo": "PPO with the reward model",
     "dpo": "DPO on preference pairs",
 }
-WHO = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN  # of the children, the one that had most
 SHOWN = 6  # problems whose answers are shown through the stages
 
 
@@ -105,8 +105,17 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "peak_memory_mib": max(resource.getrusage(who).ru_maxrss for who in WHO) // 1024,
+        "peak_memory_mib": _peak_memory() // 1024,
     }
+
+
+def _peak_memory() -> int:
+    """KiB at most, of this process or the one of its children that had most."""
+    status, children = Path("/proc/self/status"), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    if status.is_file():  # ru_maxrss would begin with the peak of the process that has started this one
+        own = re.search(r"^VmHWM:\s+(\d+)", status.read_text(), re.M)
+        return max(int(own[1]) if own else 0, children)
+    return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, children)
 
 
 def _cpu() -> str:
