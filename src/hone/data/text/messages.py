@@ -6,8 +6,8 @@ from typing import Any
 
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
-from hone.types import Message
 
+Message = Mapping[str, Any]  # as in hone.types, which imports torch: a corpus is cleaned without it
 REASONING = ("reasoning_content", "thinking", "reasoning")  # the names a message's reasoning goes by
 ROLES = ("system", "user", "assistant", "tool")  # Phi-3 has its role markers among its stop tokens
 Tool = Mapping[str, Any]  # a JSON schema: {"type": "function", "function": {"name": ..., "parameters": ...}}
