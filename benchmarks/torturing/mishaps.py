@@ -158,7 +158,7 @@ def spikes(world: World, folder: Path, *, most: int = 7) -> Case:
     ]  # 14 is saved, too
     tries += [(loop, 15, _lose) for loop in ("sft", "dpo", "trpo")]
     for i, (loop, step, how) in enumerate(tries[:most]):
-        struck = nth(Learner, "end", lambda n: True, partial(_after, step, how))
+        struck = nth(Learner, "end_iteration", lambda n: True, partial(_after, step, how))
         whole, cut = folder / f"whole-{i}", folder / f"cut-{i}"
         told = victim.run(world.recipe(loop, whole, *BACK), folder / "log", prepare=struck)
         case.ended(told, 0)
