@@ -267,9 +267,8 @@ class Scheduler:
         """Whether enough rows are free to read prompts: a share of them, all that is needed, or one for a long time."""
         if not self.rows or not self._refilling():
             return False
-        full = math.ceil(
-            self.prefill_tokens * self.requests_begun / max(self.computed, 1)
-        )  # requests to a launch, so far
+        # requests to a launch, so far
+        full = math.ceil(self.prefill_tokens * self.requests_begun / max(self.computed, 1))
         few = min(self.queues.count, math.ceil(REFILL * self.max_rows), full)
         return len(self.rows) >= few or self.launches - self.last_admission >= PATIENCE
 

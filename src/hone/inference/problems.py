@@ -38,9 +38,8 @@ class Problems:
             max_tokens=how.max_tokens, temperature=how.temperature or 0.0, top_k=how.top_k, top_p=how.top_p
         )
         plain = build.sample_params(spec, self.tokenizer, seed=how.seed)
-        self.params: SampleParams = replace(
-            plain, seed=(how.seed + SEED_OFFSET) % 2**64
-        )  # other numbers than in training
+        # other numbers than in training
+        self.params: SampleParams = replace(plain, seed=(how.seed + SEED_OFFSET) % 2**64)
         self.samples = how.samples
 
     def reward(self, spec: Any) -> RewardScorer:

@@ -138,9 +138,8 @@ def make_tiles(rows: GroupedRows) -> tuple[Spans, Tiles]:
     shared = np.zeros(R, np.int64)  # the longest prefix of a row that another row shares
     np.maximum.at(shared, leader, rows.common[others])
     seen = np.diff(start)[row] - at + np.bincount(leader, rows.own[others], R)[row] * (at < shared[row])
-    first = np.argsort(
-        -seen, kind="stable"
-    )  # the longest programs begin first, or the others would wait for them at the end
+    # the longest programs begin first, or the others would wait for them at the end
+    first = np.argsort(-seen, kind="stable")
     row, at = row[first], at[first]
     rest = int(start[-1]) // TILE + R - len(row)
     tiles = Tiles(
@@ -216,9 +215,8 @@ class Rows:
         if isinstance(by, Tiles):
             kernels = row_attention(q_1HUE.device, q_1HUE.dtype, q_1HUE.shape[3])
             if kernels is not None:
-                q, k, v = (
-                    x.squeeze(0).transpose(0, 1) for x in (q_1HUE, k_1KUE, v_1KUE)
-                )  # x[0] would copy its gradient
+                # x[0] would copy its gradient
+                q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q_1HUE, k_1KUE, v_1KUE))
                 return kernels.attend(q, k, v, self.spans, by, window=self.window).flatten(1)[None]
             by = _one_table(self.spans, q_1HUE.shape[2])  # a critic's decoder may have heads of another size
         tables = zip(*(_tables(x, by) for x in (q_1HUE, k_1KUE, v_1KUE)), strict=True)

@@ -135,9 +135,8 @@ class Service:
 
     def _completions(self, wanted: CompletionRequest) -> tuple[list[EngineRequest], dict[int, Completion]]:
         """Completion c draws the random numbers of (seed, c), whatever else is served."""
-        prompts = [
-            tuple(prompt) for prompt in wanted.prompts
-        ]  # one object for its completions: the engine reads it once
+        # one object for its completions: the engine reads it once
+        prompts = [tuple(prompt) for prompt in wanted.prompts]
         requests, completions = list[EngineRequest](), dict[int, Completion]()
         for c, i in enumerate(self.dispatcher.next_ids(len(prompts) * wanted.n)):
             prompt, params = prompts[c // wanted.n], wanted.params[c // wanted.n]

@@ -206,9 +206,8 @@ class Terminal:
     def run(self) -> None:
         """Until the end of the input or /quit."""
         if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(
-                errors="surrogateescape"
-            )  # a line that is not UTF-8 is refused, and the program goes on
+            # a line that is not UTF-8 is refused, and the program goes on
+            sys.stdin.reconfigure(errors="surrogateescape")
         if self.conversation.history.plain:
             typed = "; end a line with \\ to leave out its line break" if self.from_terminal else ""
             self.note(f"the model has no chat template: it continues the text as it is{typed}")

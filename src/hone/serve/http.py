@@ -245,10 +245,8 @@ class Answer(StreamingResponse):
         kind = "text/event-stream" if events else "application/json"
         super().__init__(parts, headers={"cache-control": "no-store"}, media_type=kind)
         self.parts, self.events, self.seconds = parts, events, seconds
-        self.others_served, self.failed = (
-            others_served,
-            failed,
-        )  # whether others are being served; the error after a bug
+        # whether others are being served; the error after a bug
+        self.others_served, self.failed = others_served, failed
         self.started = False
 
     async def stream_response(self, send: Send) -> None:

@@ -151,9 +151,8 @@ def _grad(c: Chunk, upstream: Mapping[str, Tensor]) -> None:
     x = at_least_float32(c.logits)
     target = c.targets[:, None]
     kept = x.gather(-1, target) > -torch.inf if c.cut else None  # before the logits are overwritten
-    logq = _centred(x, c["top"], c.temperature, out=x).sub_(
-        c["log"]
-    )  # overwrites the chunk if it is float32 or float64
+    # overwrites the chunk if it is float32 or float64
+    logq = _centred(x, c["top"], c.temperature, out=x).sub_(c["log"])
     dx = logq.exp_().mul_(-g["logp"]) if g.keys() == {"logp"} else _mixed(c, g, logq)
     if "logp" in g:
         dx.scatter_add_(-1, target, g["logp"] if kept is None else g["logp"] * kept)

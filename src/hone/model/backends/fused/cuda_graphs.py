@@ -45,9 +45,8 @@ class Graphs:
     seen: Counter[Hashable] = field(default_factory=Counter[Hashable])
     passes: OrderedDict[Hashable, "RecordedPass"] = field(default_factory=OrderedDict[Hashable, "RecordedPass"])
     pools: dict[tuple[bool, int], Any] = field(default_factory=dict[tuple[bool, int], Any])  # by gradient and stream
-    totals: dict[Hashable, list[Tensor]] = field(
-        default_factory=dict[Hashable, list[Tensor]]
-    )  # memory for the weights' gradients, which all sizes share
+    # memory for the weights' gradients, which all sizes share
+    totals: dict[Hashable, list[Tensor]] = field(default_factory=dict[Hashable, list[Tensor]])
     lease: "weakref.ref[Lease] | None" = None
     full: bool = False  # memory was too short for a recording
     made_of: tuple[int, ...] = ()  # the ids of the modules that have the following weights and adapters

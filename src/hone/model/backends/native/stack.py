@@ -280,9 +280,8 @@ class _Stack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, given: StackPass, *tensors: Tensor) -> Tensor:
         ctx.given, ctx.kept = given, Workspace(given.kept, x.dtype)
-        ctx.save_for_backward(
-            *tensors, *([x] if given.first_layer_numbers else [])
-        )  # autograd then notices if one is changed in place
+        # autograd then notices if one is changed in place
+        ctx.save_for_backward(*tensors, *([x] if given.first_layer_numbers else []))
         ctx.shape = x.shape
         return _forward(given, x, ctx.kept)
 

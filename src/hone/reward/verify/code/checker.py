@@ -34,10 +34,8 @@ class Checker:
         self.has_slot = threading.Event()
         self.failed: HoneError | None = None
         self.done: Finished | None = None
-        self.loading, self.tests_failed_to_load = (
-            "",
-            False,
-        )  # why the tests could not be loaded, and whether that is their own fault
+        # why the tests could not be loaded, and whether that is their own fault
+        self.loading, self.tests_failed_to_load = "", False
         self.raised = False  # whether the program has said anything but the value that it was asked for
         self.bytes_from_program = 0  # bytes that the program has said: what tests give it may come from there
         self.questioned = False  # whether the tests have asked the program for anything

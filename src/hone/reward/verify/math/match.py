@@ -72,9 +72,8 @@ def _in_one_kind(gold: Form, answer: Form) -> tuple[Form, Form]:
         return _matrix_of_lists(gold), _matrix_of_lists(answer)
     if kinds == {"union", "many"}:
         closed = gold.kind == "union" or any(part.kind != "()" or r"\infty" in part.text for part in gold.parts)
-        return (
-            (_union_of_intervals(gold), _union_of_intervals(answer)) if closed else (gold, answer)
-        )  # (1,2) may be a point
+        # (1,2) may be a point
+        return (_union_of_intervals(gold), _union_of_intervals(answer)) if closed else (gold, answer)
     if "many" in kinds and not kinds.isdisjoint(_INTERVALS):
         return _intersection(gold), _intersection(answer)
     return gold, answer
