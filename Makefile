@@ -16,7 +16,7 @@ export OMP_WAIT_POLICY ?= passive
 # Without compiled modules on disk every worker and every process of the tests compiles all of Hone again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-seeds faults table docs mutants torture trial fuzz wheel browser old-trl gym real-model test test-slow test-gpu docs-test docs-test-slow deleted sampler check static clean
+.PHONY: help setup demo demo-seeds faults table docs mutants torture trial fuzz wheel browser old-trl gym real-model test test-again test-slow test-gpu docs-test docs-test-slow deleted sampler check static clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -72,6 +72,9 @@ gym: $(VENV)/.dev ## reasoning-gym, whose tasks tests/reward makes and marks (11
 
 test: $(VENV)/.dev ## the fast tests
 	$(PYTEST) $(WORKERS) -m "not slow and not gpu" --ignore tests/docs
+
+test-again: $(VENV)/.dev ## run alone, one after the other, what failed in the last `make test`
+	$(PYTEST) --last-failed --last-failed-no-failures none -m "not slow and not gpu" --ignore tests/docs
 
 test-slow: $(VENV)/.dev ## the slow tests
 	$(PYTEST) -m "slow and not gpu" --timeout 3600
