@@ -1,7 +1,7 @@
 """Hone's side: the loops as a run has them, without files and logs."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -11,7 +11,7 @@ from hone.config.recipe import Recipe, TrainSpec
 from hone.data.feed.source import Source
 from hone.data.text.tokenizer import Tokenizer
 from hone.engine.params import SampleParams
-from hone.launch.job import set_torch
+from hone.launch.job import torch_settings
 from hone.loop import Iteration, offline, online
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora
@@ -28,16 +28,9 @@ from hone.types import Group, Rollout, Task
 RATE = 1e-6  # small, so that the thousandth step is like the first
 
 
-@contextmanager
-def as_in_a_run(device: torch.device) -> Iterator[None]:
+def as_in_a_run(device: torch.device) -> AbstractContextManager[None]:
     """With the threads and the fixed order of sums that `hone run` has; TRL and transformers have torch's own."""
-    threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    set_torch(Recipe(train=TrainSpec(device=device.type)))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_deterministic_debug_mode(mode)
+    return torch_settings(Recipe(train=TrainSpec(device=device.type)))
 
 
 def decoder_of(subject: Subject) -> Decoder:

@@ -1,11 +1,8 @@
 """How a run starts and goes on: `hone.run` and `hone.resume`. The cheap checks come first, then the steps."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-
-import torch
 
 from hone.check import suite
 from hone.checkpoint import run_folder
@@ -24,8 +21,7 @@ def run(recipe: Recipe, *, resume: bool = False, allow_change: bool = False) -> 
     Under torchrun every process is a rank of one run, and the first of them prints and writes.
     allow_change: a run that is resumed may go on with settings that lead elsewhere than those it was started with.
     """
-    with _torch_left_as_it_was():
-        return train.run(recipe, examine=_check_first, resume=resume, allow_change=allow_change)
+    return train.run(recipe, examine=_check_first, resume=resume, allow_change=allow_change)
 
 
 def resume(run_dir: str | Path, *, settings: Sequence[str] = (), allow_change: bool = False) -> Path:
@@ -40,19 +36,6 @@ def resume(run_dir: str | Path, *, settings: Sequence[str] = (), allow_change: b
     if not files.checkpoints(folder / names.CHECKPOINTS):
         raise HoneError(f"{folder} has no checkpoint to continue from: start it again with `hone run`")
     return run(recipe, resume=True, allow_change=allow_change)
-
-
-@contextmanager
-def _torch_left_as_it_was() -> Iterator[None]:
-    """A run sets threads and determinism of the whole process. The notebook that called it goes on with its own."""
-    deterministic = torch.utils.deterministic
-    before = torch.get_num_threads(), torch.get_deterministic_debug_mode(), deterministic.fill_uninitialized_memory  # pyright: ignore
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before[0])
-        torch.set_deterministic_debug_mode(before[1])
-        deterministic.fill_uninitialized_memory = before[2]  # pyright: ignore
 
 
 def _check_first(job: Run) -> None:

@@ -187,6 +187,7 @@ def test_replay_needs_neither_data_nor_reward_and_an_algorithm_of_python_with_it
         else:
             with pytest.raises(HoneError, match="with algo made in Python: replay it with"):
                 replay(file)
+    assert not torch.are_deterministic_algorithms_enabled()  # as before
 
 
 def test_replay_takes_the_nearest_weights_and_says_how_near(world: World, odd: Path, tmp_path: Path):

@@ -14,7 +14,7 @@ from hone.config.rules import validate
 from hone.data.text.stop_token import wrong_stop
 from hone.errors import HoneError
 from hone.launch import build
-from hone.launch.job import Run, prepare, set_torch
+from hone.launch.job import Run, prepare, torch_settings
 
 Check = Callable[[Probe], Finding]
 
@@ -101,14 +101,6 @@ def _row(probe: Probe) -> Row:
 @contextmanager
 def _run_settings(recipe: Recipe) -> Iterator[None]:
     """Set determinism and random numbers as the run does, on one thread, and restore them afterwards."""
-    threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    fill = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore
-    with torch.random.fork_rng():
-        try:
-            set_torch(recipe)
-            torch.set_num_threads(1)  # little text: more threads would mostly wait for each other
-            yield
-        finally:
-            torch.set_num_threads(threads)
-            torch.set_deterministic_debug_mode(deterministic)
-            torch.utils.deterministic.fill_uninitialized_memory = fill  # pyright: ignore
+    with torch.random.fork_rng(), torch_settings(recipe):
+        torch.set_num_threads(1)  # little text: more threads would mostly wait for each other
+        yield

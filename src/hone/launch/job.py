@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -76,14 +77,23 @@ class Run:
         return self.learner.version
 
 
-def set_torch(recipe: Recipe) -> None:
-    """Threads and determinism as the recipe says."""
+@contextmanager
+def torch_settings(recipe: Recipe) -> Iterator[None]:
+    """Threads and determinism as the recipe says. Afterwards the process has its own again: a notebook goes on."""
+    switch = torch.utils.deterministic
+    before = torch.get_num_threads(), torch.get_deterministic_debug_mode(), switch.fill_uninitialized_memory  # pyright: ignore
     device, _ = build.device_and_dtype(recipe.train.device)
-    torch.set_num_threads(threads(device, asked=recipe.train.threads, offloaded=recipe.optim.offload))
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
-    # as use_deterministic_algorithms does, without the import of torch's compiler, which takes a second
-    torch.set_deterministic_debug_mode("error" if recipe.train.deterministic else "default")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore  # costly, and no help
+    try:
+        torch.set_num_threads(threads(device, asked=recipe.train.threads, offloaded=recipe.optim.offload))
+        # as use_deterministic_algorithms does, without the import of torch's compiler, which takes a second
+        torch.set_deterministic_debug_mode("error" if recipe.train.deterministic else "default")
+        switch.fill_uninitialized_memory = False  # pyright: ignore  # costly, and no help
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.set_deterministic_debug_mode(before[1])
+        switch.fill_uninitialized_memory = before[2]  # pyright: ignore
 
 
 def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = False) -> Run:

@@ -9,7 +9,7 @@ from hone.checkpoint.state import restore_weights
 from hone.config.recipe import Recipe
 from hone.errors import count_noun
 from hone.launch import build
-from hone.launch.job import load_start, make_learner, set_torch
+from hone.launch.job import load_start, make_learner, torch_settings
 from hone.launch.rescue import nearest_checkpoint
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
@@ -44,15 +44,15 @@ def replay(file: str | Path, *, recipe: Recipe | None = None) -> Replay:
     recipe = recipe or recorded_recipe(
         folder, unread=UNREAD, how="replay it with hone.launch.replay.replay(file, recipe=recipe)"
     )
-    set_torch(recipe)
-    algo = build.algorithm(recipe)
-    saved, late = nearest_checkpoint(folder, about["updates"])
-    _, decoder = load_start(recipe, resumed=True)
-    learner = make_learner(recipe, algo, decoder, saved=saved)
-    if saved is not None:
-        restore_weights(saved, cast(Policy | Scorer, learner.policy), learner)
-    keep_old_policy(learner, algo)
-    found = explain_skip(learner, batch.to(learner.device), algo)
+    with torch_settings(recipe):
+        algo = build.algorithm(recipe)
+        saved, late = nearest_checkpoint(folder, about["updates"])
+        _, decoder = load_start(recipe, resumed=True)
+        learner = make_learner(recipe, algo, decoder, saved=saved)
+        if saved is not None:
+            restore_weights(saved, cast(Policy | Scorer, learner.policy), learner)
+        keep_old_policy(learner, algo)
+        found = explain_skip(learner, batch.to(learner.device), algo)
     then = [str(NonFiniteTensor(**f)) for f in about["found"][:1]]
     name = saved.relative_to(folder) if saved is not None else names.START
     distance = f"{count_noun(late, 'update')} before it" if late else "exactly those of the time"

@@ -21,7 +21,7 @@ from hone.dist import collect
 from hone.dist.join import join_ranks
 from hone.errors import HoneError, Interrupted
 from hone.launch import build
-from hone.launch.job import Run, begin, prepare, publish, save, set_torch
+from hone.launch.job import Run, begin, prepare, publish, save, torch_settings
 from hone.launch.measure import evaluate_rows, evaluate_tasks
 from hone.launch.rescue import (
     pending_error,
@@ -59,9 +59,8 @@ def _make_stopper() -> Stopper:
 
 
 def _run(recipe: Recipe, stopper: Stopper, *, examine: Callable[[Run], None], resume: bool, allow_change: bool) -> Path:
-    set_torch(recipe)
     folder = recipe.run_dir
-    with run_folder.exclusive_use(folder):
+    with torch_settings(recipe), run_folder.exclusive_use(folder):
         reading = time.thread_time()
         found = run_folder.checkpoint_to_resume(folder, resume=resume)
         reading = time.thread_time() - reading
