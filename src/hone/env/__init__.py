@@ -1,5 +1,5 @@
 """What an episode is played in: environments and tools, and the processes that they run in.
 
 Doors: `protocol` (what an environment is).
-May import: reward.sandbox, data.text, storage, types, errors.
+May import: types.
 """
