@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from each import each
+from other_user import python_of_nobody
 from patience import eventually, patience, running
 
 from benchmarks.hostile import INPUTS, PROGRAMS, aimed, groups_of, judge, unsandboxed, world
@@ -350,9 +351,7 @@ def test_processes_together_stay_within_the_share_of_the_processor():
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tests do not run as root: all of them are this test")
 @pytest.mark.parametrize("which", ["some", pytest.param("all", marks=pytest.mark.slow)])
 def test_it_holds_for_an_unprivileged_user(which):
-    python = next((p for p in (interpreter(), "/usr/bin/python3") if open_to_all(p)), None)
-    if python is None:
-        pytest.skip("no interpreter that other users may run")
+    python = python_of_nobody(interpreter(), "/usr/bin/python3")
     code = """
 import json, sys
 from benchmarks.hostile import PROGRAMS, aimed, judge, world
@@ -381,12 +380,6 @@ with world() as places, Sandbox(limits=SandboxLimits(seconds=5)) as sandbox:
     count, found, _ = json.loads(done.stdout)
     assert count > (len(PROGRAMS) - 1 if which == "all" else 45)
     assert not found
-
-
-def open_to_all(python):
-    """Whether the interpreter, and the folders it lies in, may be entered by everyone."""
-    path = Path(os.path.realpath(python))
-    return path.exists() and all(p.stat().st_mode & 0o001 for p in (path, *path.parents))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without a user namespace it takes root")
