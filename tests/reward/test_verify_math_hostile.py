@@ -176,13 +176,13 @@ def stopped(own):
     workers._drop()
     workers.ask({"kind": "value", "gold": "5", "answer": r"\sqrt { 25 }"})
     found = set(leaves(os.getpid())) - before
-    for process in found:
-        os.kill(process, signal.SIGSTOP)
+    send(found, signal.SIGSTOP)
     yield workers, found
-    ended(found, signal.SIGCONT)
+    send(found, signal.SIGCONT)
 
 
-def ended(processes: set[int], how: signal.Signals) -> None:
+def send(processes: set[int], how: signal.Signals) -> None:
+    """To each that is still there: one that was dropped before may end at any moment."""
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, how)
@@ -193,7 +193,7 @@ RIGHT = {"kind": "value", "gold": r"2 \sqrt { 3 }", "answer": r"\sqrt { 12 }"}
 
 def test_a_right_answer_whose_process_gets_no_processor_for_a_while_is_right(stopped):
     workers, processes = stopped
-    timer = threading.Timer(1.5, ended, [processes, signal.SIGCONT])
+    timer = threading.Timer(1.5, send, [processes, signal.SIGCONT])
     timer.start()
     assert workers.ask(RIGHT)["equal"] is True
 
@@ -210,7 +210,7 @@ def test_a_process_that_stands_still_is_no_verdict_and_not_the_answers_fault(sto
 
 def test_a_process_that_is_killed_from_outside_is_no_verdict_and_not_the_answers_fault(stopped):
     workers, processes = stopped
-    timer = threading.Timer(0.5, ended, [processes, signal.SIGKILL])
+    timer = threading.Timer(0.5, send, [processes, signal.SIGKILL])
     timer.start()
     with pytest.raises(NoVerdict, match="from outside") as raised:
         workers.ask(RIGHT)
