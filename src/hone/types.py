@@ -61,17 +61,15 @@ class Rollout:
     limit: int = 0  # the most tokens the policy was allowed to write; 0 for dataset rows
     outcome: Outcome | None = None  # None: not scored
     step_reward: Sequence[float] = ()  # process rewards at step ends, NaN elsewhere; () for none
-    turn_reward: Sequence[float] = ()  # of an episode: what each turn earned, at its last token; NaN elsewhere
     label: float | None = None  # desirable 1 or undesirable 0 (KTO)
     step_label: Sequence[float] = ()  # right 1 or wrong 0 at each step end, NaN elsewhere (PRM)
     margin: float = 0.0  # by how much the chosen one is better (reward model)
     version: int = 0  # the weights that wrote it
     task: Task | None = None
     text: str = ""  # the completion, decoded
-    messages: Sequence[Message] = ()  # of an episode: what environment and model said, in order
 
     def __post_init__(self) -> None:
-        for name in ("mask", "gen_logp", "raw_logp", "support_size", "step_reward", "turn_reward", "step_label"):
+        for name in ("mask", "gen_logp", "raw_logp", "support_size", "step_reward", "step_label"):
             n = len(getattr(self, name))
             if n != len(self.tokens) and (n or name == "mask"):
                 raise ValueError(f"rollout has {len(self.tokens)} tokens but {n} entries in {name}")
@@ -101,7 +99,7 @@ class Rollout:
 
 
 _NAMES = tuple(f.name for f in fields(Rollout))
-_PLAIN = frozenset({"stop", "limit", "outcome", "label", "margin", "version", "task", "text", "messages"})
+_PLAIN = frozenset({"stop", "limit", "outcome", "label", "margin", "version", "task", "text"})
 Group = list[Rollout]  # rollouts of one prompt; for preference data [chosen, rejected]
 
 

@@ -30,7 +30,7 @@ CONFIG = DecoderConfig(
     num_key_value_heads=2, head_dim=16, max_position_embeddings=128, initializer_range=0.2,
 )  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
-    "llama": {"num_hidden_layers": 1, "num_attention_heads": 3, "num_key_value_heads": 1},
+    "llama": {"num_attention_heads": 3, "num_key_value_heads": 1},
     "every option": {"qkv_bias": True, "tie_word_embeddings": False, "qk_norm": True, "windows": (0, 20)},
 }
 
